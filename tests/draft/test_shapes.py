@@ -196,6 +196,18 @@ def test_choices_without_a_static_tree_are_refused(target: Path) -> None:
         topology(target, draft={"source": "ngram", "options": {"choices": "choices.json"}})
 
 
+@pytest.mark.parametrize(
+    ("source", "accept", "able"),
+    [("ngram", "match", "model or "), (["ngram", "suffix"], "match", "model or "), ("pard", "rejection", "medusa")],
+)
+def test_a_fixed_shape_of_trees_that_have_none_is_refused(source: str | list[str], accept: str, able: str) -> None:
+    """Stands against `tree: static` beside what looks texts up, or draws chains: it did nothing, and said nothing."""
+    model = "m" if source == "pard" else None
+    with pytest.raises(ValueError, match=f"has a fixed shape; should be auto, or source {able}"):
+        topology(Path("m"), draft={"source": source, "model": model, "tree": "static"}, accept=accept)
+    topology(Path("m"), draft={"source": ["ngram", "medusa"], "model": "m", "tree": "static"}, accept=accept)
+
+
 def test_a_fixed_shape_elsewhere_than_inline_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     target: dict[str, Any] = {"model": "m", "ranks": [0]}

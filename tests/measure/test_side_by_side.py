@@ -104,7 +104,7 @@ def test_every_prompt_goes_every_way_and_no_way_goes_first_more_often(num_prompt
 
 def test_all_is_every_source_that_needs_no_file_and_the_topologys_own(models: tuple[Path, Path]) -> None:
     """Its own as the topology has it, once; a file that is named makes another contender."""
-    own = topology(models[0], draft={"source": "model", "model": str(models[1]), "tokens": 3})
+    own = topology(models[0], draft={"source": "model", "model": str(models[1]), "tokens": 3, "tree": "static"})
     wanted = list(contenders(parsed(f"all,model,ngram+model={models[1]}"), own))
     assert [one.label for one in wanted] == [*ALONE, "model", "ngram+model (small)"]
     made = {one.label: one for one in wanted if isinstance(one, Contender)}
@@ -112,6 +112,8 @@ def test_all_is_every_source_that_needs_no_file_and_the_topologys_own(models: tu
     assert made["model"].topology == own
     assert made["ngram"].topology.draft.model is None
     assert made["ngram"].topology.draft.tokens == 3
+    assert made["ngram"].topology.draft.tree == "auto", "what looks texts up makes no tree of a fixed shape"
+    assert made["early_exit"].topology.draft.tree == "static"
     assert made["ngram+model (small)"].topology.draft.sources == ("ngram", "model")
     plain = topology(models[0])
     assert [one.label for one in contenders(parsed("all,ngram"), plain)] == ALONE

@@ -120,7 +120,10 @@ def test_what_states_take_is_said_beside_the_caches_that_they_are_counted_in(
         ("{source: medusa, model: smollm2-135m-eagle3}", "smollm2-135m-eagle3 holds no Medusa heads"),
         ("{source: pard, model: smollm2-135m}", "config.json has pard_token None; source pard needs a model"),
         ("{source: model, model: smollm2-135m-eagle3}", "is a draft head, not a model; should be draft.model, beside"),
-        ("{source: ngram, tree: static, options: {choices: nowhere.json}}", "choices nowhere.json: cannot be read"),
+        (
+            "{source: early_exit, tree: static, options: {choices: nowhere.json}}",
+            "choices nowhere.json: cannot be read",
+        ),
     ],
 )
 def test_what_a_run_would_refuse_of_its_draft_is_refused(

@@ -315,6 +315,8 @@ class Topology(Section):
         draft = self.draft.model_copy(update=update)
         if not any(kind.quantizes for kind in draft.kinds):
             draft = draft.model_copy(update={"quantize": None})
+        if draft.tree == "static" and not any(self.accept in kind.shaped for kind in draft.kinds):
+            draft = draft.model_copy(update={"tree": "auto"})
         made = self.model_copy(update={"draft": draft, "pipeline": PipelineConfig()})
         if faults := made._broken_rules():
             raise TopologyError(faults)

@@ -71,6 +71,17 @@ def _shape_of_a_fixed_tree(options: dict[str, object], tree: str) -> str | None:
     return f"{given[0]} is the shape of a fixed tree; should stand beside draft.tree: static"
 
 
+def _trees_to_shape(tree: str, source: str | tuple[str, ...], accept: str) -> str | None:
+    kinds = _kinds(source)
+    if tree != "static" or any(accept in kind.shaped for kind in kinds.values()):
+        return None
+    able = " or ".join(name for name, kind in SOURCES.items() if accept in kind.shaped)
+    return (
+        f"is static, but with accept: {accept} no tree of source {' or '.join(kinds)} has a fixed shape; "
+        f"should be auto, or source {able}"
+    )
+
+
 def _rule_tells_enough(accept: str, source: str | tuple[str, ...]) -> str | None:
     learning = [name for name, kind in _kinds(source).items() if kind.learns]
     if accept == "match" or not learning:
@@ -168,6 +179,7 @@ RULES = (
     Rule(("draft.quantize", "draft.source"), _matrices_to_quantize),
     Rule(("draft.options", "draft.source"), _options_of_the_source),
     Rule(("draft.options", "draft.tree"), _shape_of_a_fixed_tree),
+    Rule(("draft.tree", "draft.source", "accept"), _trees_to_shape),
     Rule(("accept", "draft.source"), _rule_tells_enough),
     Rule(("draft.placement", "target.ranks"), _drafter_has_its_place),
     Rule(("draft.placement", "draft.source"), _drafter_of_its_own_runs_a_model),

@@ -51,7 +51,8 @@ class Kind:
     moves: whether it can run in a process of its own. computes: whether it has weights of its own, with which two
     machines may not make the same drafts. quantizes: whether its matrices can be held in 8 or 4 bits. whole: whether
     its trees are verified whole or not at all. learns: whether from what the target says at every row, which
-    `rejection` does not tell. options: by name.
+    `rejection` does not tell. shaped: the rules of acceptance beside which its trees can have a fixed shape: one whose
+    tokens are drawn for `rejection` drafts chains. options: by name.
     thins: of a source that drafts with the target itself, what it leaves out of that, by its options, the target's
     folder (None: not here) and the number of its layers; ask `left_out`.
     """
@@ -64,6 +65,7 @@ class Kind:
     quantizes: bool = False
     whole: bool = False
     learns: bool = False
+    shaped: tuple[str, ...] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
     thins: Callable[[Options, Path | None, int], Sublayers] | None = None
 
@@ -134,17 +136,24 @@ def _skipped(options: Options, folder: Path | None, num_layers: int) -> Sublayer
 
 
 _SUPPORT = {"support": Option(64, least=1, most=65536)}
+_COUPLED = ("match",)
 SOURCES = {
     "none": Kind(),
     "ngram": Kind(options={"min_match": Option(1, least=1, most=8), "floor": Option(10, most=100)}),
-    "model": Kind(loads="model", takes_states=True, moves=True, computes=True, quantizes=True, options=_SUPPORT),
-    "layer_skip": Kind(thins=_skipped, options={"skip": Option(""), **_SUPPORT}),
-    "early_exit": Kind(thins=_behind, options={"layer": Option(0), **_SUPPORT}),
-    "eagle": Kind(loads="head", moves=True, computes=True, quantizes=True, options=_SUPPORT),
-    "mtp": Kind(behind=True, moves=True, computes=True, quantizes=True, options=_SUPPORT),
-    "medusa": Kind(loads="head", computes=True),
+    "model": Kind(
+        loads="model", takes_states=True, moves=True, computes=True, quantizes=True, shaped=_COUPLED, options=_SUPPORT
+    ),
+    "layer_skip": Kind(thins=_skipped, shaped=_COUPLED, options={"skip": Option(""), **_SUPPORT}),
+    "early_exit": Kind(thins=_behind, shaped=_COUPLED, options={"layer": Option(0), **_SUPPORT}),
+    "eagle": Kind(loads="head", moves=True, computes=True, quantizes=True, shaped=_COUPLED, options=_SUPPORT),
+    "mtp": Kind(behind=True, moves=True, computes=True, quantizes=True, shaped=_COUPLED, options=_SUPPORT),
+    "medusa": Kind(loads="head", computes=True, shaped=("match", "rejection")),
     "pard": Kind(
-        loads="model", computes=True, quantizes=True, options={"places": Option(12, least=1, most=64), **_SUPPORT}
+        loads="model",
+        computes=True,
+        quantizes=True,
+        shaped=_COUPLED,
+        options={"places": Option(12, least=1, most=64), **_SUPPORT},
     ),
     "lookahead": Kind(
         whole=True,
