@@ -72,6 +72,10 @@ BAD_CHAT = {
     "tool result": b'{"messages": [{"role": "tool", "content": "a"}]}',
     "tools": b'{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}',
     "what the template refuses": b'{"messages": [{"role": "assistant", "content": "a"}]}',
+    "a search": b'{"messages": [{"role": "user", "content": "a"}], "web_search_options": {}}',
+    "words in plenty": b'{"messages": [{"role": "user", "content": "a"}], "verbosity": "high"}',
+    "sound": b'{"messages": [{"role": "user", "content": "a"}], "modalities": ["text", "audio"]}',
+    "special tokens": b'{"messages": [{"role": "user", "content": "a"}], "add_special_tokens": true}',
     "lone surrogate": b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
 }
 

@@ -15,7 +15,7 @@ from tests.checkpoints import tiny
 from tests.serve.conftest import MODEL, TOOL_TEMPLATE, Front
 from tests.serve.test_details import Server
 from tpspec.serve.api import Api
-from tpspec.serve.openapi import document
+from tpspec.serve.openapi import HELLO, document
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = [(path, method) for path, methods in document(MODEL)["paths"].items() for method in methods]
@@ -52,7 +52,7 @@ def test_the_examples_are_served_as_what_is_promised(front: Front, path: str, st
     "field",
     [
         *("suffix", "best_of", "bad_words", "allowed_token_ids", "truncate_prompt_tokens", "prompt_embeds"),
-        *("chat_template", "functions", "use_beam_search", "prompt_logprobs"),
+        *("chat_template", "functions", "use_beam_search", "prompt_logprobs", "web_search_options", "moderation"),
     ],
 )
 @pytest.mark.parametrize("path", POSTS[:3])
@@ -64,6 +64,16 @@ def test_what_is_not_supported_is_refused_unless_it_changes_nothing(front: Front
         assert front.client.post(path, json=operation["example"] | {field: neutral}).status_code == 200
     error = front.client.post(path, json=operation["example"] | {field: [2]}).json()["error"]
     assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+
+
+def test_what_changes_no_answer_is_taken(front: Front) -> None:
+    """Against clients of OpenAI's that are refused for what they tell it about themselves."""
+    told = {"store": True, "metadata": {"a": "b"}, "user": "u", "safety_identifier": "s", "service_tier": "flex"}
+    told |= {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "prompt_cache_options": {"ttl": "30m"}}
+    for path, asked in (("chat/completions", {"messages": HELLO}), ("responses", {"input": "hello"})):
+        assert front.client.post(f"/v1/{path}", json=asked | told | {"max_tokens": 3}).status_code == 200
+    said = {"verbosity": "medium", "modalities": ["text"], "web_search_options": None, "add_special_tokens": False}
+    assert front.post("chat/completions", messages=HELLO, max_tokens=3, **said).status_code == 200
 
 
 @pytest.mark.slow

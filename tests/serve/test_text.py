@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from tokenizers import Tokenizer, processors
 
 from tpspec.errors import UserError
+from tpspec.serve.asking import completion_asks
+from tpspec.serve.protocol import CompletionBody
 from tpspec.serve.text import StopFinder, TextStream
 from tpspec.text import MOST_WAITING, UNFINISHED, Detokenizer, Text
 
@@ -86,6 +90,24 @@ def test_tokens_after_a_stop_string_are_not_counted(text: Text) -> None:
     used = len(offsets)
     assert (seen, stream.stopped) == ("a b", True)
     assert text.decode(ids[:used], skip_special=True) == "a b,"
+
+
+def test_a_prompt_begins_as_it_was_written_where_that_is_asked_for(model_folder: Path, tmp_path: Path) -> None:
+    """Stands against a beginning of text told twice to who writes it himself: add_special_tokens was not heard."""
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $0", special_tokens=[("<|im_start|>", 1)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text, asked = Text.load(folder), {"prompt": "<|im_start|>a"}
+
+    def prompt(**fields: bool) -> tuple[int, ...]:
+        (ask,) = asyncio.run(completion_asks(CompletionBody.model_validate(asked | fields), text, 99))
+        return ask.prompt
+
+    assert prompt(add_special_tokens=False) == text.encode("a")
+    assert prompt() == (1, *text.encode("a"))
 
 
 def test_every_end_of_text_the_folder_names_is_one(text: Text) -> None:

@@ -179,7 +179,11 @@ def test_every_token_is_rated(server: Front, client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "named"),
     [
-        ("chat/completions", {"reasoning_effort": "extreme"}, "'none', 'minimal', 'low', 'medium', 'high' or 'xhigh'"),
+        (
+            "chat/completions",
+            {"reasoning_effort": "extreme"},
+            "'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'",
+        ),
         ("chat/completions", {"include_reasoning": "no"}, "include_reasoning"),
         ("chat/completions", {"messages": [ASK[0] | {"reasoning_content": "Hm."}]}, "of the assistant"),
         ("responses", {"reasoning": {"effort": 3}}, "reasoning.effort"),

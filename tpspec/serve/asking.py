@@ -36,7 +36,7 @@ def check_ids(field: str, ids: Any, text: Text) -> None:
 
 
 async def completion_asks(body: CompletionBody, text: Text, cache_tokens: int) -> list[Ask]:
-    prompts = [await _prompt_ids(text, prompt, cache_tokens) for prompt in body.prompt]
+    prompts = [await _prompt_ids(text, prompt, cache_tokens, body.add_special_tokens) for prompt in body.prompt]
     echoes = [_echo(text, prompt, body.skip_special_tokens) if body.echo else None for prompt in body.prompt]
     asked = zip(prompts, echoes, strict=True)
     made = [asks(body, text, prompt, cache_tokens, echo=echo, grammar=body.grammar) for prompt, echo in asked]
@@ -125,11 +125,11 @@ def _calling(toolbox: Toolbox, text: Text) -> Calling:
     return Calling(written, functions, toolbox.parallel, must=toolbox.must)
 
 
-async def _prompt_ids(text: Text, prompt: str | list[int], cache_tokens: int) -> Ids:
+async def _prompt_ids(text: Text, prompt: str | list[int], cache_tokens: int, special: bool) -> Ids:
     if isinstance(prompt, list):
         check_ids("prompt", prompt, text)
         return tuple(prompt)
-    ids = await asyncio.to_thread(encode, text, prompt, cache_tokens - 1)
+    ids = await asyncio.to_thread(encode, text, prompt, cache_tokens - 1, special=special)
     if not ids:
         raise bad_request("the prompt has no tokens", "prompt", "invalid_value")
     return ids

@@ -148,12 +148,12 @@ Choice = Literal["none", "auto", "required"]
 EFFORT, THINKING = "reasoning_effort", "enable_thinking"  # as chat templates call them
 # With a title, or Python takes it, where it is optional, for another module's of the same words in another order.
 ReasoningEffort = Annotated[
-    Literal["none", "minimal", "low", "medium", "high", "xhigh"], Field(title="ReasoningEffort")
+    Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"], Field(title="ReasoningEffort")
 ]  # of which a template may know some
 
 
 class ChatBody(ChoicesBody):
-    refused = ("echo",)
+    refused = ("echo", "add_special_tokens")
     asks_in = "messages"
     effort_in: ClassVar[str] = "reasoning_effort"
 
@@ -165,6 +165,8 @@ class ChatBody(ChoicesBody):
     parallel_tool_calls: bool = True
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool = True
+    verbosity: Literal["medium"] = "medium"
+    modalities: list[Literal["text"]] = Field(["text"])
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_LOGPROBS)
 

@@ -69,6 +69,7 @@ class TextOptions(Shape):
     """Of /v1/responses."""
 
     format: FlatFormat = PlainFormat(type="text")
+    verbosity: Literal["medium"] = "medium"
 
 
 class Constraints(Shape):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pydantic.json_schema import models_json_schema
 
 from tpspec.serve.chats import ChatBody
-from tpspec.serve.openapi_answers import ANSWERS, NEUTRAL, NEUTRAL_COUNT
-from tpspec.serve.protocol import COUNTS, UNSUPPORTED, CompletionBody, Strict
+from tpspec.serve.openapi_answers import ANSWERS, NEUTRAL, NOT_GIVEN
+from tpspec.serve.protocol import ASK_EMPTY, UNSUPPORTED, CompletionBody, Strict
 from tpspec.serve.responses import ResponsesBody
 from tpspec.serve.routes_text import DetokenizeBody, TokenizeBody
 
@@ -153,7 +153,7 @@ def _bodies() -> Json:
 
 def _fields(body: type[Strict], schema: Json) -> Json:
     """Null is as good as nothing; what would change the output and is not supported has to be as good as nothing."""
-    refused = {name: NEUTRAL_COUNT if name in COUNTS else NEUTRAL for name in (*UNSUPPORTED, *body.refused)}
+    refused = {name: NOT_GIVEN if name in ASK_EMPTY else NEUTRAL for name in (*UNSUPPORTED, *body.refused)}
     return {**refused, "best_of": {"enum": [None, 1]}, **schema["properties"]}
 
 

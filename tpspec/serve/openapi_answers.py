@@ -16,7 +16,7 @@ NUMBER: Json = {"type": "number"}
 FLAG: Json = {"type": "boolean"}
 ANYTHING: Json = {"type": "object"}
 NEUTRAL: Json = {"description": "Not supported: only what changes nothing.", "enum": [None, False, 0, "", [], {}]}
-NEUTRAL_COUNT = NEUTRAL | {"enum": [None, False, "", [], {}]}
+NOT_GIVEN = NEUTRAL | {"enum": [None, False]}
 
 
 def ref(name: str) -> Json:

@@ -32,12 +32,12 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 # Fields of OpenAI or vLLM that change the output. A neutral value is let through, any other is refused by name.
 UNSUPPORTED = (
-    *("prompt_logprobs", "suffix", "audio", "documents"),
+    *("prompt_logprobs", "suffix", "audio", "documents", "web_search_options", "moderation"),
     *("functions", "function_call", "use_beam_search", "prompt_embeds", "truncate_prompt_tokens", "bad_words"),
-    *("allowed_token_ids", "chat_template"),
+    *("allowed_token_ids", "chat_template", "return_tokens_as_token_ids", "repetition_detection"),
     *("continue_final_message", "logits_processors", "prediction"),
 )
-COUNTS = ("prompt_logprobs", "max_tool_calls")  # of which 0 asks for something, too
+ASK_EMPTY = ("prompt_logprobs", "max_tool_calls", "web_search_options")  # for something, with 0 or {}, too
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
 BiasedId = Annotated[str, Field(pattern="^[0-9]{1,10}$")]  # JSON has no other keys than strings
@@ -176,6 +176,7 @@ class CompletionBody(ChoicesBody):
     prompt: list[Prompt]
     max_tokens: int | None = Field(None, ge=0, lt=1 << 31)
     echo: bool = False
+    add_special_tokens: bool = True
     logprobs: NumLogprobs | None = None
 
     @property
@@ -253,7 +254,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _refuse_unsupported(fields: dict[str, Any], refused: tuple[str, ...]) -> None:
     for name in (*UNSUPPORTED, *refused):
         value = fields.get(name)
-        if value or (name in COUNTS and value == 0 and value is not False):
+        if value or (name in ASK_EMPTY and value is not None and value is not False):
             raise unsupported(name)
     best_of = fields.get("best_of", 1)
     if best_of != 1 or best_of is True:

@@ -70,7 +70,17 @@ class InputReasoning(Strict):
 
 
 class ReasoningOptions(Strict):
+    """context: which thoughts of earlier turns are read; the chat template says so."""
+
     effort: ReasoningEffort | None = None
+    mode: Literal["standard"] = "standard"
+    context: Literal["auto"] = "auto"
+
+
+class CacheOptions(Strict):
+    """What is kept, and how long, is the cache's own matter."""
+
+    prewarm: Literal[False] = False
 
 
 class FunctionTool(Function):
@@ -109,7 +119,7 @@ Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
 class ResponsesBody(Body):
     refused = (
         *("previous_response_id", "conversation", "prompt", "background", "top_logprobs"),
-        *("max_tool_calls", "context_management", "moderation"),
+        *("max_tool_calls", "context_management", "previous_input_messages", "enable_response_messages"),
     )
     asks_in = "input"
     effort_in: ClassVar[str] = "reasoning"
@@ -126,6 +136,7 @@ class ResponsesBody(Body):
     truncation: Literal["disabled"] = "disabled"
     store: bool = False
     include: list[str] = Field([])
+    prompt_cache_options: CacheOptions = CacheOptions()
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] = Field({})
 
     @field_validator("input", mode="before", json_schema_input_type=str | Items)
