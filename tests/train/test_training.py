@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from tests.checkpoints import loaded, tiny
 from tests.model.test_multimodal import IDS as SEEN, seeing
 from tpspec.comm.communicator import OneRank
+from tpspec.draft import eagle_checkpoint
 from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.model.decoder import FINAL
@@ -155,6 +156,14 @@ def test_taps_are_the_inputs_of_their_layers_and_padding_does_not_show(model: Pa
             logits = plain(torch.tensor([told.ids])).logits[0]
             torch.testing.assert_close(plain.lm_head(final), logits)
         torch.testing.assert_close(features, torch.cat([seen[layer] for layer in tapped_layers(5)], -1))
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3, 4, 5, 30])
+def test_the_layers_that_training_taps_are_those_that_serving_reads(num_layers: int) -> None:
+    """Stands against a head of a target of two layers, trained to its end, that serving refuses: it had a tap of -1."""
+    layers = tapped_layers(num_layers)
+    assert eagle_checkpoint._taps([*layers], num_layers, "config.json") == layers
+    assert max(layers) < num_layers
 
 
 def test_training_is_told_of_hidden_states_what_our_decoder_tells(tmp_path: Path) -> None:

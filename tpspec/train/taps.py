@@ -46,8 +46,9 @@ class Tapped:
 
 
 def tapped_layers(num_layers: int) -> tuple[int, int, int]:
-    """EAGLE-3's choice of layers whose input is tapped: also places in transformers' `hidden_states`."""
-    return 2, num_layers // 2, num_layers - 3
+    """EAGLE-3's choice of layers whose input is tapped, or the nearest where there are fewer than three: also places in
+    transformers' `hidden_states`. The first is never 1, by which readers of a head know that outputs are counted."""
+    return (2, num_layers // 2, num_layers - 3) if num_layers > 2 else (0, num_layers // 2, num_layers - 1)
 
 
 class Shards:
