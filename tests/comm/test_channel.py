@@ -47,6 +47,7 @@ def channels(request: pytest.FixtureRequest) -> Iterator[list[Channel]]:
     else:
         lead = LeadSocketChannel(2, timeout_s=0.3)
         made = [lead, *(FollowerSocketChannel(endpoint(lead.folder, i), 0.3, os.getpid()) for i in range(2))]
+        lead.meet()
     yield made
     for channel in reversed(made):
         channel.close()
@@ -84,16 +85,16 @@ def test_silence_ends_the_wait(channels: list[Channel]) -> None:
 def test_a_follower_that_never_came_is_noticed() -> None:
     with (
         closing(LeadSocketChannel(1, timeout_s=0.2)) as lead,
-        pytest.raises(WorldFailure, match="follower 1 took no news"),
+        pytest.raises(WorldFailure, match="follower 1 has not come"),
     ):
-        lead.share(News(round=1))
+        lead.meet()
 
 
 @pytest.mark.parametrize("news", [NEWS, LONG], ids=["short", "longer than a socket holds"])
 def test_a_late_follower_misses_nothing(news: News) -> None:
     """Stands against prompts that are cut where the system's buffer ends, too."""
     with closing(LeadSocketChannel(1, timeout_s=5)) as lead:
-        sender = threading.Thread(target=lead.share, args=(news,))
+        sender = threading.Thread(target=lambda: (lead.meet(), lead.share(news)))
         sender.start()
         with closing(FollowerSocketChannel(endpoint(lead.folder, 0), 5, os.getpid())) as follower:
             assert follower.share(None) == news
@@ -104,6 +105,7 @@ def test_a_follower_that_is_gone_is_noticed() -> None:
     """Stands against a lead that computes a round with nobody, and waits for the time limit of a collective."""
     with closing(LeadSocketChannel(1, timeout_s=5)) as lead:
         FollowerSocketChannel(endpoint(lead.folder, 0), 5, os.getpid()).close()
+        lead.meet()
         with pytest.raises(WorldFailure, match="follower 1 is gone"):
             lead.share(NEWS)
 
@@ -133,6 +135,18 @@ def test_the_folder_is_private_and_removed() -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     lead.close()
     assert not folder.exists()
+
+
+def test_once_all_have_come_nothing_is_left_to_clear_up() -> None:
+    """Stands against folders of ranks that were killed, or ended by a signal before they could hear it."""
+    with (
+        closing(LeadSocketChannel(1, timeout_s=1)) as lead,
+        closing(FollowerSocketChannel(endpoint(lead.folder, 0), 1, os.getpid())) as follower,
+    ):
+        lead.meet()
+        assert not lead.folder.exists()
+        lead.share(NEWS)
+        assert follower.share(None) == NEWS
 
 
 def test_alone_news_comes_back() -> None:

@@ -61,6 +61,7 @@ def hearing(request: pytest.FixtureRequest) -> Iterator[Hearing]:
     if request.param == "follower":
         with closing(LeadSocketChannel(1, 5)) as lead:
             follower = FollowerSocketChannel(endpoint(lead.folder, 0), 5, os.getpid())
+            lead.meet()
             yield lead.send, lambda: follower.share(None)
             follower.close()
         return

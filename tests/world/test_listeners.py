@@ -17,11 +17,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from scripts.serving import free_port
 from tests.checkpoints import tiny
 from tests.world.test_serving import ENV, until
+from tpspec.comm.distributed import Place, join_world
 from tpspec.comm.rendezvous import handler
+from tpspec.comm.sockets import private_folder
 from tpspec.roles.door import find_place
 
 pytestmark = pytest.mark.alone
@@ -147,6 +150,21 @@ def test_each_start_of_the_ranks_meets_in_a_folder_of_its_own() -> None:
     assert not folders[1].exists()
     with pytest.raises(ValueError, match="one host"):
         handler()(RendezvousParameters("tpspec", "", "a run", 2, 2, local_addr=None))
+
+
+def test_a_rank_that_was_ended_before_it_could_clear_up_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that comes before its handler, or none that has one, left the folder of its sockets behind."""
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    agent = handler()(RendezvousParameters("tpspec", "", "a run", 1, 1, local_addr=None))
+    place = Place(address=agent.next_rendezvous().bootstrap_store_info.master_addr)
+    with join_world(place, torch.device("cpu")):
+        assert private_folder().exists()
+    agent.shutdown()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_ranks_that_died_are_followed_by_ranks_that_meet(tmp_path: Path) -> None:

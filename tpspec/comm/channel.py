@@ -105,7 +105,10 @@ def thread_channels(size: int, timeout_s: float = 60.0) -> list[Channel]:
 
 
 class LeadSocketChannel:
-    """The lead's end: one socket for each follower. Encodes once a round."""
+    """The lead's end: one socket for each follower, who are met before they are told anything. Encodes once a round.
+
+    timeout_s: how long a follower may take to come.
+    """
 
     is_heard = True
 
@@ -113,8 +116,21 @@ class LeadSocketChannel:
         self._timeout_s = min(timeout_s, GONE_S)
         self.folder = private_folder()
         self._encoder = msgspec.msgpack.Encoder()
-        self._doors = [self._opened(endpoint(self.folder, i)) for i in range(num_followers)]
+        self._doors = [_opened(endpoint(self.folder, i), timeout_s) for i in range(num_followers)]
         self._followers: list[socket.socket] = []
+
+    def meet(self) -> None:
+        """Waits until all followers have come. Then the folder goes, so that a process that is ended without a word
+        leaves none behind. Raises WorldFailure."""
+        while len(self._followers) < len(self._doors):
+            number = 1 + len(self._followers)
+            try:
+                follower, _ = self._doors[number - 1].accept()
+            except OSError as error:
+                raise WorldFailure(f"follower {number} has not come: {error}") from error
+            follower.settimeout(self._timeout_s)
+            self._followers.append(follower)
+        rmtree(self.folder, ignore_errors=True)
 
     def share(self, news: News | None) -> News:
         news = _given(news)
@@ -124,32 +140,18 @@ class LeadSocketChannel:
     def send(self, message: bytes) -> None:
         """Encoded news, to all. Raises WorldFailure."""
         frame = framed(message)
-        for i in range(len(self._doors)):
+        for number, follower in enumerate(self._followers, start=1):
             try:
-                self._follower(i).sendall(frame)
+                follower.sendall(frame)
             except TimeoutError as error:
-                raise WorldFailure(f"follower {i + 1} took no news for {self._timeout_s:g} s") from error
+                raise WorldFailure(f"follower {number} took no news for {self._timeout_s:g} s") from error
             except OSError as error:
-                raise WorldFailure(f"follower {i + 1} is gone: {error}") from error
+                raise WorldFailure(f"follower {number} is gone: {error}") from error
 
     def close(self) -> None:
         for one in (*self._followers, *self._doors):
             one.close()  # what was sent can still be read
         rmtree(self.folder, ignore_errors=True)
-
-    def _opened(self, where: str) -> socket.socket:
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        door.settimeout(self._timeout_s)
-        door.bind(where)
-        door.listen(1)
-        return door
-
-    def _follower(self, i: int) -> socket.socket:
-        while len(self._followers) <= i:
-            follower, _ = self._doors[len(self._followers)].accept()
-            follower.settimeout(self._timeout_s)
-            self._followers.append(follower)
-        return self._followers[i]
 
 
 class FollowerSocketChannel:
@@ -214,12 +216,21 @@ def open_channel(world: World, ranks: Sequence[int], timeout_s: float) -> Channe
     if world.rank == lead:
         channel = LeadSocketChannel(len(followers), timeout_s)
         world.announce(f"{os.getpid()} {channel.folder}", lead)
+        channel.meet()
         return channel
     pid, _, folder = world.announce(None, lead).partition(" ")
     if world.rank not in followers:
         return None
     spin_s = SPIN_S if len(ranks) <= num_cores() else 0.0  # with fewer, who spins holds up the one it waits for
     return FollowerSocketChannel(endpoint(Path(folder), followers.index(world.rank)), timeout_s, int(pid), spin_s)
+
+
+def _opened(where: str, timeout_s: float) -> socket.socket:
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    door.settimeout(timeout_s)
+    door.bind(where)
+    door.listen(1)
+    return door
 
 
 def _given(news: News | None) -> News:

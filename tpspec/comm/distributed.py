@@ -9,10 +9,12 @@ Shapes: N ranks of the group.
 from __future__ import annotations
 
 import logging
+import os
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -228,6 +230,8 @@ def join_world(place: Place, device: torch.device, timeout_s: float = 60.0) -> I
     timeout_s: after this long in a collective, another rank counts as dead.
     """
     world = World(place, device, timeout_s)
+    if place.meets_in_folder:
+        Path(place.address, str(os.getpid())).touch()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if place.world_size == 1:

@@ -2,16 +2,20 @@
 
 torch's own rendezvous keep a TCPStore, which listens on every address and asks nobody who they are. This one keeps the
 agent's notes in its memory, and gives each start of the ranks a new folder that only their user may enter, with their
-store in a file. torch finds it by the entry point in pyproject.toml. Must not know what the ranks do.
+store in a file, and a file with the pid of each as its name. torch finds it by the entry point in pyproject.toml. Must
+not know what the ranks do.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is there, but torch does not list it
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from tpspec.comm.process import clear_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +56,10 @@ class PrivateRendezvous(RendezvousHandler):
         return True
 
     def _clear(self) -> None:
+        """What ranks left that were ended before they could clear up goes, too."""
         if self._folder is not None:
+            for pid in Path(self._folder.name).glob("[0-9]*"):
+                clear_after(int(pid.name))
             self._folder.cleanup()
 
 
