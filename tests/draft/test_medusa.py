@@ -14,6 +14,7 @@ from tests.checkpoints import tiny
 from tests.draft.heads import medusa
 from tests.draft.heads.medusa import NUM_HEADS, Written, drawn, original_names, vllm_names
 from tests.draft.table import ask
+from tests.model.published import Format, gptq, publish
 from tests.worlds import serve, topology
 from tpspec.draft.medusa import Medusa, MedusaHeads
 from tpspec.draft.medusa_files import read_heads
@@ -133,6 +134,33 @@ def vllm_with_the_targets_output(target: Path, folder: Path) -> Written:
     medusa.vllm(target, folder, tensors, truncated_vocab_size=101, original_lm_head=True)
     own = load_file(target / "model.safetensors")["model.embed_tokens.weight"]  # tied
     return Written(heads.blocks, [own[heads.ids]] * NUM_HEADS, heads.ids)
+
+
+def test_heads_through_a_targets_own_head_read_it_in_codes(tmp_path: Path) -> None:
+    """Stands against a weight that is called missing, where config.json says how its codes lie."""
+    form = gptq(lm_head=True)
+    quantized, meant = publish(
+        tiny("llama", tmp_path / "plain"), tmp_path, Format(form.config, form.write, ("lm_head",))
+    )
+    written = drawn(quantized, 1, 101)
+    tensors = vllm_names(written, num_outputs=0)
+    medusa.vllm(quantized, tmp_path / "heads", tensors, truncated_vocab_size=101, original_lm_head=True)
+    own = load_file(meant / "model.safetensors")["lm_head.weight"]
+    (output,) = read_heads(tmp_path / "heads", quantized).outputs_VD
+    torch.testing.assert_close(output, own[written.ids].float(), rtol=0, atol=1e-4)
+
+
+def test_heads_through_a_targets_own_head_add_its_bias(tmp_path: Path) -> None:
+    """Of Phi. Stands against the bias left out: odds of other tokens, and fewer drafts that win."""
+    target = tiny("phi", tmp_path / "target")
+    written = drawn(target, 1, 101)
+    tensors = {name: one * (name == "token_map") for name, one in vllm_names(written, num_outputs=0).items()}
+    medusa.vllm(target, tmp_path / "heads", tensors, truncated_vocab_size=101, original_lm_head=True)
+    own = load_file(target / "model.safetensors")
+    assert own["lm_head.bias"].any()
+    hidden_BD = torch.randn(2, own["lm_head.weight"].shape[1])
+    wanted = (hidden_BD @ own["lm_head.weight"].T + own["lm_head.bias"])[:, written.ids]
+    torch.testing.assert_close(made(tmp_path / "heads", target)(hidden_BD)[:, 0], wanted, rtol=0, atol=1e-4)
 
 
 WRITERS = [

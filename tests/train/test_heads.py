@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
+from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.checkpoints import tiny
+from tests.model.published import Format, gptq, publish
 from tpspec.draft.eagle_checkpoint import _spec
 from tpspec.errors import UserError
 from tpspec.published.checkpoint import read_config
@@ -101,6 +103,16 @@ def test_a_head_for_latents_has_heads_like_the_values_made_of_them(tmp_path: Pat
     """Stands against a head whose every query is as wide as a latent: 20 times 576 numbers for GLM-4.7-Flash."""
     found = taught(tiny("deepseek_v2", tmp_path))
     assert (found.num_heads, found.num_kv_heads, found.head_dim) == (6, 6, 20)
+
+
+def test_a_head_is_taught_what_a_target_says_whose_own_is_in_codes(tmp_path: Path) -> None:
+    """Stands against a weight that is called missing, where config.json says how its codes lie."""
+    form = gptq(lm_head=True)
+    quantized, meant = publish(
+        tiny("llama", tmp_path / "plain"), tmp_path, Format(form.config, form.write, ("lm_head",))
+    )
+    wanted = load_file(meant / "model.safetensors")["lm_head.weight"].float()
+    torch.testing.assert_close(taught(quantized).head_VD, wanted, rtol=0, atol=1e-4)
 
 
 def test_a_head_has_as_many_heads_as_its_kind_may_have(tmp_path: Path) -> None:

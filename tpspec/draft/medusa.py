@@ -51,7 +51,8 @@ class MedusaHeads:
         # x W^T of all heads in one product
         self._weights_LHDD = weights.weights_LHDD.to(device, dtype).transpose(2, 3)
         self._biases_LH1D = weights.biases_LHD.to(device, dtype).unsqueeze(2)
-        self._outputs = [linear(output_VD.to(device, dtype)) for output_VD in weights.outputs_VD]
+        bias_V = None if weights.bias_V is None else weights.bias_V.to(device, dtype)
+        self._outputs = [linear(output_VD.to(device, dtype), bias_V) for output_VD in weights.outputs_VD]
         self._run: Callable[[Tensor], Tensor] = self._logits
         if device.type == "cuda":
             hidden = weights.weights_LHDD.shape[-1]

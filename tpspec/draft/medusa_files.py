@@ -16,8 +16,7 @@ import torch
 
 from tpspec.draft.head_files import HeadFiles
 from tpspec.errors import UserError
-from tpspec.model.embedding import head_of
-from tpspec.model.weights import Checkpoint
+from tpspec.model.head import head_numbers
 from tpspec.published.checkpoint import read_config
 from tpspec.published.head_files import IN_MODEL, IN_VLLM, no_heads
 from tpspec.published.shape import ModelShape
@@ -32,14 +31,15 @@ if TYPE_CHECKING:
 class MedusaWeights:
     """weights_LHDD, biases_LHD: of the residual blocks, as nn.Linear has them.
 
-    outputs_VD: one for each head, or one that all share. ids_V: the target's id of each row of those; None where they
-    are 0, 1, 2 and so on.
+    outputs_VD: one for each head, or one that all share; bias_V: of that one, where it is the target's own and has one.
+    ids_V: the target's id of each row of those; None where they are 0, 1, 2 and so on.
     """
 
     weights_LHDD: Tensor
     biases_LHD: Tensor
     outputs_VD: tuple[Tensor, ...]
     ids_V: Tensor | None = None
+    bias_V: Tensor | None = None
 
 
 def read_heads(folder: Path, target: Path) -> MedusaWeights:
@@ -81,10 +81,11 @@ def _vllm(files: HeadFiles, config: dict[str, object], shape: ModelShape, target
     biased = bool(config.get("medusa_fc_bias")) or any(name.endswith(".bias") for name in files.names)
     weights, biases = _blocks(files, names, shape.hidden, biased=biased)
     ids = _token_map(files, config, shape.vocab)
-    outputs = _outputs(files, config, shape, target, num_heads, shape.vocab if ids is None else len(ids))
+    outputs, bias = _outputs(files, config, shape, target, num_heads, shape.vocab if ids is None else len(ids))
     if ids is not None:
         outputs = [output if len(output) == len(ids) else output[ids] for output in outputs]
-    return MedusaWeights(weights, biases, tuple(outputs), ids)
+        bias = None if bias is None else bias[ids]
+    return MedusaWeights(weights, biases, tuple(outputs), ids, bias)
 
 
 def _blocks(files: HeadFiles, names: list[list[str]], hidden: int, *, biased: bool) -> tuple[Tensor, Tensor]:
@@ -113,17 +114,17 @@ def _token_map(files: HeadFiles, config: dict[str, object], vocab: int) -> Tenso
 
 def _outputs(
     files: HeadFiles, config: dict[str, object], shape: ModelShape, target: Path, num_heads: int, num_ids: int
-) -> list[Tensor]:
-    """With `original_lm_head` all heads share one: the file's, or where it has none the target's own."""
+) -> tuple[list[Tensor], Tensor | None]:
+    """With `original_lm_head` all heads share one: the file's, or where it has none the target's own, and its bias."""
     names = [f"lm_heads.{head}.weight" for head in range(num_heads)]
     if config.get("original_lm_head"):
         names = [name for name in (names[0], "lm_head.weight") if name in files][:1]
     if not names:
-        checkpoint, whole = Checkpoint(target), (shape.vocab, shape.hidden)
-        return [checkpoint.read(f"{head_of(checkpoint, whole, tied=shape.tied)}.weight", whole)]
+        output, bias = head_numbers(target, shape)
+        return [output], bias
     # Rows that no id leads to may have been left where they were.
     sizes = [shape.vocab if name in files and files.shape(name)[0] == shape.vocab else num_ids for name in names]
-    return [files.take(name, size, shape.hidden) for name, size in zip(names, sizes, strict=True)]
+    return [files.take(name, size, shape.hidden) for name, size in zip(names, sizes, strict=True)], None
 
 
 def _highest(files: HeadFiles, pattern: str) -> int:

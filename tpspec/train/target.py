@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.model.architecture import FINAL_NORM
-from tpspec.model.embedding import TABLE, head_of
+from tpspec.model.embedding import TABLE
+from tpspec.model.head import head_numbers
 from tpspec.model.spec import read_spec
 from tpspec.model.weights import Checkpoint
 from tpspec.published.checkpoint import read_config
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Taught:
     """A target as its heads see it. config: its config.json. num_heads, num_kv_heads, head_dim: theirs; where latents
-    are cached, as the values that are made of them. cap: of logits, or None. embedding_VD, head_VD: its own tensors.
+    are cached, as the values that are made of them. cap: of logits, or None. embedding_VD, head_VD: its own numbers.
     head_bias_V: or None. norm_D: what its last norm multiplies by.
     """
 
@@ -55,9 +56,8 @@ def taught(folder: Path) -> Taught:
     config: dict[str, Any] = read_config(folder)
     spec, checkpoint = read_spec(folder), Checkpoint(folder)
     eos = config.get("eos_token_id")
-    shape = (spec.shape.vocab, spec.shape.hidden)
-    embedding_VD = checkpoint.mapped(f"{TABLE}.weight", shape)
-    head = head_of(checkpoint, shape, tied=spec.shape.tied)
+    embedding_VD = checkpoint.mapped(f"{TABLE}.weight", (spec.shape.vocab, spec.shape.hidden))
+    head_VD, head_bias_V = head_numbers(folder, spec.shape)
     of_values = spec.shape.num_kv_heads if spec.shape.latent is None else spec.shape.num_heads
     num_heads, num_kv_heads = _head_counts(spec.shape.hidden, spec.shape.num_heads, of_values)
     return Taught(
@@ -76,8 +76,8 @@ def taught(folder: Path) -> Taught:
         rope_theta=_theta(config),
         cap=spec.cap,
         embedding_VD=embedding_VD,
-        head_VD=checkpoint.mapped(f"{head}.weight", shape),
-        head_bias_V=checkpoint.read(f"{head}.bias", (spec.shape.vocab,)) if spec.shape.head_bias else None,
+        head_VD=head_VD,
+        head_bias_V=head_bias_V,
         norm_D=_final_norm(spec, checkpoint),
     )
 
