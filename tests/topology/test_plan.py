@@ -16,8 +16,9 @@ from tpspec.published.shape import ModelShape, shape_of
 from tpspec.topology.__main__ import main
 from tpspec.topology.caches import kv_bytes, kv_bytes_read, num_attended
 from tpspec.topology.cards import card, cards, parse_gpus
-from tpspec.topology.config import Placement, load
+from tpspec.topology.config import load
 from tpspec.topology.layout import Plan, Ranking, Wish
+from tpspec.topology.placement import Placement
 from tpspec.topology.plan import plan, widths
 from tpspec.topology.planned import topology_of
 from tpspec.topology.proposal import propose, yaml_of

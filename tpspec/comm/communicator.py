@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.comm.peer import Meeting
+    from tpspec.comm.meeting import Meeting
 
 Made = TypeVar("Made")
 Made_co = TypeVar("Made_co", covariant=True)

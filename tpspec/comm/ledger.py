@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.comm.communicator import Communicator, Then
-    from tpspec.comm.peer import Meeting
+    from tpspec.comm.meeting import Meeting
 
 NOTHING = Tally()
 

@@ -6,7 +6,6 @@ drivers claim peer access that is dead or wrong. Knows tensors and addresses; mu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +13,7 @@ import triton
 
 from tpspec.card_words import PATIENCE
 from tpspec.comm.communicator import Purpose
+from tpspec.comm.meeting import Meeting
 from tpspec.comm.peer_kernel import (
     CAPACITY,
     CHUNK_BYTES,
@@ -43,23 +43,6 @@ ALIGNED = 16  # numbers, at which the share of a rank begins: what Triton needs 
 def memory_bytes(size: int) -> int:
     """Of each of `size` ranks, zeros at the start."""
     return 3 * leg_bytes(size)
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """What a kernel that sums rows needs to be given of the group, a program a row; see peer_kernel.py.
-
-    memories, epochs, lost: tensors on the card. leg: where the memory of such rows begins.
-    """
-
-    rank: int
-    size: int
-    memories: Tensor
-    epochs: Tensor
-    lost: Tensor
-    leg: int
-    most_looks: int
-    on_card: bool
 
 
 class PeerMemory:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.comm.peer import Meeting
+    from tpspec.comm.meeting import Meeting
     from tpspec.model.batch import Span
     from tpspec.model.gates import HeadGate
     from tpspec.model.joint_norm import Columns, JointNorm

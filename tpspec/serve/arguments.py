@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
     from tpspec.serve.schemas import Offer
 
+    Functions = Mapping[str, "Arguments"]
+    Call = tuple[str, str]  # a function's name, and its arguments as a JSON object
+
+LONGEST_KEY = 256  # characters, of an argument's name
 MAX_DEPTH = 32  # of a schema, or of the arguments of a call
 MAX_LITERAL = 1 << 16  # characters of a list or an object that Python would read
 

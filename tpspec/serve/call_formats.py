@@ -1,8 +1,8 @@
 """How models write calls of tools, and what a call says; where it ends, call_endings finds.
 
 A format is data, read off published chat templates; how its calls are written is one of a few forms: JSON, a list of
-it, JSON behind a name, an object without JSON's quotes, or tags around each argument. Nothing a model writes is ever
-evaluated. Must not know HTTP, bodies of requests or the engine.
+it, JSON behind a name, an object without JSON's quotes, or tags around each argument (tagged_calls.py). Nothing a model
+writes is ever evaluated. Must not know HTTP, bodies of requests or the engine.
 """
 
 from __future__ import annotations
@@ -10,21 +10,16 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from tpspec.serve.arguments import as_json
-from tpspec.serve.call_endings import GAP, LONGEST_KEY, JsonEnd, NamedEnd, TaggedEnd, UnquotedEnd, ValueEnd
+from tpspec.serve.call_endings import JsonEnd, NamedEnd, UnquotedEnd
+from tpspec.serve.tagged_calls import Tagged
 from tpspec.serve.unquoted import read_object
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tpspec.serve.arguments import Arguments
+    from tpspec.serve.arguments import Call, Functions
     from tpspec.serve.call_endings import Ending
-
-    Functions = Mapping[str, Arguments]
-    Call = tuple[str, str]  # a function's name, and its arguments as a JSON object
 
 KEYS = ("arguments", "parameters")  # models mix them up
 NAME = r"[\w.-]"  # a letter of it
@@ -146,92 +141,6 @@ class Unquoted:
             return [(head[1], as_json(read_object(text[head.end() :], self.quote, functions[head[1]])))]
         except (ValueError, RecursionError):
             return None
-
-
-@dataclass(frozen=True)
-class Tagged:
-    """Tags around each argument, in one of two ways, of which the second says nothing where it is empty:
-
-        NAME[0] name NAME[1]  (KEY[0] key KEY[1]  VALUE[0] value VALUE[1])*  END
-
-    gap: what stands between them. pad: around a value, which is text; what it stands for, its schema says. Names and
-    keys may stand in quotes of a tag; then they have none.
-    """
-
-    key: tuple[str, str]
-    value: tuple[str, str]
-    name: tuple[str, str] = ("", "")
-    end: str = ""
-    gap: str = ""
-    pad: str = ""
-    many: bool = False
-    first: ClassVar[str] = ""
-
-    @property
-    def name_letter(self) -> str:
-        """A pattern, as that of any key is."""
-        return rf"[^{self.barred}\s]"
-
-    @property
-    def any_key(self) -> str:
-        return rf"[^{self.barred}\n]{{1,{LONGEST_KEY}}}"
-
-    @property
-    def barred(self) -> str:
-        """Letters that are of tags alone."""
-        return '<>"' if '"' in self.key[1] else "<>"
-
-    @property
-    def begin(self) -> str:
-        return self.name[0]
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        return (*self.key, *self.value, *self.name, self.end)
-
-    def ending(self, around: tuple[str, str], functions: Functions) -> Ending:
-        return TaggedEnd(self, around[1], functions)
-
-    def read(self, text: str, functions: Functions) -> list[Call] | None:
-        head = self._head.match(text)
-        if head is None or head[1] not in functions:
-            return None
-        function, arguments, at = functions[head[1]], dict[str, Any](), head.end()
-        while opened := self._argument.match(text, at):
-            name = opened[1].strip()
-            end = ValueEnd(self.value[1], opened.end(), function.json_letters(name)).find(text)
-            if end is None:
-                return None
-            arguments[name] = function.value(name, self._without_pad(text[opened.end() : end]))
-            at = end + len(self.value[1])
-        if not self._tail.fullmatch(text, at):
-            return None
-        try:
-            return [(head[1], as_json(arguments))]
-        except ValueError:
-            return None
-
-    @cached_property
-    def opened(self) -> re.Pattern[str]:
-        """All before a value."""
-        key = rf"{re.escape(self.key[0])}({self.any_key}){re.escape(self.key[1])}"
-        return re.compile(rf"{key}{GAP.pattern}{re.escape(self.value[0])}" if self.value[0] else key)
-
-    @cached_property
-    def _head(self) -> re.Pattern[str]:
-        before, behind = map(re.escape, self.name)
-        return re.compile(rf"\s*+{before}({self.name_letter}++)\s*+{behind}")
-
-    @cached_property
-    def _argument(self) -> re.Pattern[str]:
-        return re.compile(rf"\s*+{self.opened.pattern}")
-
-    @cached_property
-    def _tail(self) -> re.Pattern[str]:
-        return re.compile(rf"\s*+(?:{re.escape(self.end)})?\s*+")
-
-    def _without_pad(self, text: str) -> str:
-        return text.removeprefix(self.pad).removesuffix(self.pad)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,19 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpspec.serve.arguments import Arguments
-from tpspec.serve.call_endings import LONGEST_KEY, ValueEnd
+from tpspec.serve.arguments import LONGEST_KEY, Arguments
 from tpspec.serve.choices import BEGINNINGS, LETTERS, Choices, check_keys, self_contained, shown
 from tpspec.serve.errors import ApiError
 from tpspec.serve.grammars import MAX_TOOLS_CHARS, arguments_schema, check_size, check_tools
 from tpspec.serve.lark import FREE, joined, marked, other_than, quoted, up_to
 from tpspec.serve.schemas import Schema, is_of_objects
+from tpspec.serve.tagged_calls import ValueEnd
 from tpspec.serve.tool_faults import NO_OBJECT, fault_of, unbound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from tpspec.serve.call_formats import Tagged
+    from tpspec.serve.tagged_calls import Tagged
 
 OF_FUNCTIONS = {"type", "properties", "required", "additionalProperties"}
 OF_ANY = {"minProperties", "maxProperties", "dependentRequired", "propertyNames"}  # which name no argument of their own

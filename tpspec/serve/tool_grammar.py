@@ -10,12 +10,13 @@ import json
 from typing import TYPE_CHECKING
 
 from tpspec.serve.arguments import is_deep
-from tpspec.serve.call_formats import Json, JsonList, Named, Tagged, Unquoted
+from tpspec.serve.call_formats import Json, JsonList, Named, Unquoted
 from tpspec.serve.errors import bad_request
 from tpspec.serve.grammars import MAX_DEPTH, arguments_schema, lark
 from tpspec.serve.lark import ANYTHING, FREE, joined, marked, quoted, up_to
 from tpspec.serve.reasoning import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from tpspec.serve.schemas import is_of_objects
+from tpspec.serve.tagged_calls import Tagged
 from tpspec.serve.tagged_grammar import TaggedRules
 from tpspec.serve.tool_faults import NO_OBJECT, fault_of
 from tpspec.serve.tools import ADDRESS

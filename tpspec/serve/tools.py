@@ -15,8 +15,9 @@ from tpspec.serve.call_formats import read_arguments
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tpspec.serve.arguments import Call, Functions
     from tpspec.serve.call_endings import Ending
-    from tpspec.serve.call_formats import Call, Format, Functions
+    from tpspec.serve.call_formats import Format
 
 ADDRESS = "functions."  # of what clients have; other tools are the model's own
 BETWEEN = " \t\r\n;"  # what may stand between bare calls

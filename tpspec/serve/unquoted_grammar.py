@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpspec.serve.call_endings import LONGEST_KEY
+from tpspec.serve.arguments import LONGEST_KEY
 from tpspec.serve.choices import check_keys, leaves, shown
 from tpspec.serve.grammars import MAX_CHOICES, arguments_schema, check_size, check_tools
 from tpspec.serve.lark import FREE, joined, marked, other_than, quoted, up_to

@@ -7,7 +7,6 @@ device and no torch; what a draft source is called matters here and in `draft/`,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,11 +26,11 @@ from pydantic import (
 from tpspec.topology.document import Document, TopologyError, parse, read
 from tpspec.topology.faults import examine
 from tpspec.topology.links import LinkTable, link, link_for, straight
+from tpspec.topology.placement import Placement
 from tpspec.topology.rules import RULES
 from tpspec.topology.sources import SOURCES, Kind
 
 __all__ = [
-    "Placement",
     "Topology",
     "TopologyError",
     "automatic",
@@ -47,35 +46,6 @@ Role = Literal["target", "drafter"]
 USUAL_TOKENS = 8192  # that a cache holds
 MOST_ROWS = 1 << 16  # of a round
 DAY_S = 86400
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where the drafter runs; rank is None for inline. In YAML: inline | {dedicated: 7} | {gaps: 3}."""
-
-    kind: Literal["inline", "dedicated", "gaps"] = "inline"
-    rank: int | None = None
-
-    @classmethod
-    def parse(cls, value: object) -> Placement:
-        match value:
-            case Placement():
-                return value
-            case "inline":
-                return cls()
-            case {"dedicated": int(rank)} if _is_lone_rank(value, rank):
-                return cls("dedicated", rank)
-            case {"gaps": int(rank)} if _is_lone_rank(value, rank):
-                return cls("gaps", rank)
-            case _:
-                raise ValueError("no placement")
-
-    def plain(self) -> str | dict[str, int]:
-        return "inline" if self.rank is None else {self.kind: self.rank}
-
-
-def _is_lone_rank(value: object, rank: int) -> bool:
-    return isinstance(value, dict) and len(value) == 1 and not isinstance(rank, bool) and rank >= 0
 
 
 def _source(value: object) -> str | tuple[str, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tpspec.published.shape import shape_of
-from tpspec.topology.config import Placement, Topology
+from tpspec.topology.config import Topology
 from tpspec.topology.layout import boxed
+from tpspec.topology.placement import Placement
 from tpspec.topology.plan import FAN_OUT, widths
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tpspec.topology.links import link
 from tpspec.topology.sources import OF_ANY_SOURCE, SOURCES, Kind
 
 if TYPE_CHECKING:
-    from tpspec.topology.config import Placement
+    from tpspec.topology.placement import Placement
 
 MOST_SHOWN = 8  # ranks in a message
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from tpspec.cache.states import StateStore
     from tpspec.cache.store import Cells, KVStore
-    from tpspec.comm.peer import Meeting
+    from tpspec.comm.meeting import Meeting
     from tpspec.model.batch import Span
     from tpspec.model.gates import HeadGate
     from tpspec.model.joint_norm import Columns, JointNorm
