@@ -496,13 +496,13 @@ GEMMA = {**CONFIG, "model_type": "gemma3_text", "num_key_value_heads": 2}
             "residual_multiplier is 0.0; should be a number",
         ),
         (GRANITE | {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'; should be rope or nope"),
-        (GRANITE | {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; only 'silu' is"),
+        (GRANITE | {"hidden_act": "gelu"}, "hidden_act is 'gelu'; should be silu"),
         (
             {"rope_parameters": {"sliding_attention": {"partial_rotary_factor": 0.5}}},
             "partial_rotary_factor is not supported for gemma3_text",
         ),
         ({"model_type": "ernie4_5", "use_bias": True}, "use_bias is True; should be null"),
-        ({"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported; only 'gelu_pytorch_tanh' is"),
+        ({"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; should be gelu_pytorch_tanh"),
     ],
 )
 def test_options_that_change_what_a_type_computes_are_refused(said: dict[str, object], why: str) -> None:
@@ -518,27 +518,28 @@ ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000
 @pytest.mark.parametrize(
     ("model_type", "said", "why"),
     [
-        ("gpt_oss", {"swiglu_limit": 10.0}, "swiglu_limit 10.0 is not supported; only 7.0 is"),
-        ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha 1.0 is not supported; only 1.702 is"),
+        ("gpt_oss", {"swiglu_limit": 10.0}, "swiglu_limit is 10.0; should be 7.0"),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha is 1.0; should be 1.702"),
         (
             "hunyuan_v1_dense",
             {"rope_parameters": ALPHA | {"alpha": -1.0}},
-            "rope_parameters.alpha is -1.0; should be abo",
+            "rope_parameters.alpha is -1.0; should be a number above 0",
         ),
         ("llama", {"rope_parameters": ALPHA}, "rope_parameters.alpha is not supported for llama"),
-        ("apertus", {"hidden_act": "silu"}, "hidden_act 'silu' is not supported; only 'xielu' is"),
-        ("granite_swa", {"layer_rope_theta": [1e4, 1e5, 1e6]}, "has 3 numbers besides 0; should have 2 at most"),
-        (
-            "granite_swa",
-            {"layer_rope_theta": [1e4]},
-            "layer_rope_theta has 1 entries; should have one for each of 2 la",
-        ),
+        ("apertus", {"hidden_act": "silu"}, "hidden_act is 'silu'; should be xielu"),
+        ("granite_swa", {"layer_rope_theta": [1e4, 1e5, 1e6]}, "should be a list of 2 numbers besides 0, at most"),
+        ("granite_swa", {"layer_rope_theta": [1e4]}, r"should be a list with an entry for each of 2 layers"),
+        ("granite_swa", {"layer_rope_theta": [1e4, -1.0]}, r"layer_rope_theta is .*; should be a list of numbers"),
         (
             "granite_swa",
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
-            "rope_type 'linear' is not supported beside layer_rope_theta; only 'default' is",
+            "rope_parameters.rope_type is 'linear'; should be default",
         ),
-        ("llama4_text", {"floor_scale": 0, "no_rope_layers": [1, 0]}, "floor_scale is 0; should be 1 or more"),
+        (
+            "llama4_text",
+            {"floor_scale": 0, "no_rope_layers": [1, 0]},
+            "floor_scale is 0; should be a whole number above 0",
+        ),
         ("llama4_text", {"attention_chunk_size": 0}, "attention_chunk_size is 0; should be a whole number above 0"),
         (
             "llama4_text",
@@ -550,20 +551,24 @@ ALPHA = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 1000
             {"layer_types": ["sliding_attention"] * 2},
             r"layer_types is .*; should be chunked_attention or full_attention for each of 2",
         ),
-        ("muse_glimmer_text", {"layer_rope_theta": [1e4, 1e5]}, "has 100000.0; should have rope_theta, 10000.0, or 0"),
-        ("muse_glimmer_text", {"layer_rope_theta": [0]}, "layer_rope_theta has 1 entries; should have one for each"),
+        (
+            "muse_glimmer_text",
+            {"layer_rope_theta": [1e4, 1e5]},
+            r"layer_rope_theta is .*; should be rope_theta, 10000.0, or 0",
+        ),
+        ("muse_glimmer_text", {"layer_rope_theta": [0]}, "should be a list with an entry for each of 2 layers"),
         ("muse_glimmer_text", {"qk_scale_factor": 0.0}, "qk_scale_factor is 0.0; should be a number above 0"),
         ("muse_glimmer_text", {"output_multiplier": 0.0}, "output_multiplier is 0.0; should be a number, and not 0"),
-        ("muse_glimmer_text", {"hidden_activation": "gelu"}, "hidden_activation 'gelu' is not supported; only 'silu'"),
+        ("muse_glimmer_text", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'; should be silu"),
         (
             "phimoe",
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, **PHIS_SCALES}},
-            "rope_type 'linear' is not supported beside short_mscale; only 'longrope' is",
+            "rope_parameters.rope_type is 'linear'; should be default or longrope",
         ),
         (
             "ministral3",
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}},
-            "should hold the numbers that default needs, of which not all are .*original_max_position_embeddings",
+            "rope_parameters.original_max_position_embeddings is missing; should be a whole number above 0",
         ),
     ],
 )
@@ -712,9 +717,17 @@ def test_queries_without_rope_grow_where_llama_4_says_so(
     assert growths == ([QueryGrowth(0.1, 8192, ahead=1)] if grows else [])
 
 
+def test_a_theta_may_be_larger_than_any_size() -> None:
+    """Falcon-H1's is 1e11. Stands against a bound that is meant for counts."""
+    rope = {"rope_type": "default", "rope_theta": 1e11}
+    (frequencies,) = resolve(AutoConfig.for_model(**CONFIG | {"rope_parameters": rope}), "there").ropes
+    assert frequencies.inverse[1] == pytest.approx(1e11 ** (-1 / len(frequencies.inverse)))
+
+
 @pytest.mark.parametrize("part", [0.0, 0.2, 1.5])
 def test_a_rope_over_no_even_part_of_a_head_is_refused(part: float) -> None:
     """Stands against halves of unlike size, and a head of which nothing turns."""
     config = {**CONFIG, "model_type": "glm4_moe", "head_dim": 16, "partial_rotary_factor": part}
-    with pytest.raises(UserError, match=f"partial_rotary_factor is {part}; should leave an even part of 16"):
+    right = "leave an even part of 16" if part else "be a number above 0"
+    with pytest.raises(UserError, match=f"partial_rotary_factor is {part}; should {right}"):
         resolve(AutoConfig.for_model(**config, num_key_value_heads=2), "there")

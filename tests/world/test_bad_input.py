@@ -367,7 +367,7 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     ),
     "a rope base that is text": (
         config_with(rope_parameters={"rope_type": "default", "rope_theta": "a"}),
-        ["rope_parameters", "'a'", "numbers"],
+        ["rope_parameters.rope_theta is 'a'", "a number above 0"],
     ),
     "a rope with too few factors": (
         config_with(
@@ -379,7 +379,7 @@ SPOILT: dict[str, tuple[Callable[[Path], None], list[str]]] = {
                 "original_max_position_embeddings": 32,
             }
         ),
-        ["rope_parameters", "short_factor has 1", "4"],
+        ["rope_parameters.short_factor is [1.0]", "4 numbers"],
     ),
     "a rope factor that is text": (
         config_with(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": "x"}),

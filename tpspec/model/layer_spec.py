@@ -1,4 +1,4 @@
-"""The layers of a model, as its attention has them: which heads, which rope, which window. From a transformers config.
+"""The layers of a model, as its attention has them: which heads, which rope, which window. From its config.
 
 Must not know shards, tensors or devices.
 """
@@ -6,11 +6,11 @@ Must not know shards, tensors or devices.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tpspec.errors import UserError
 from tpspec.model.architecture import NOPE_BESIDE, NOPE_WITH_EXPERTS, ONE_THETA, THETAS
-from tpspec.model.frequencies import PROPORTIONAL, head_dim_of, num_of_turned, theta_of
+from tpspec.model.frequencies import PART, PROPORTIONAL, head_dim_of, num_of_turned, theta_of
 from tpspec.published.windows import CHUNKED, CONV, FULL, SLIDES, kinds_of, windows_of
 
 if TYPE_CHECKING:
@@ -42,23 +42,19 @@ class LayerSpec:
 
 
 def layers_of(
-    config: Any,
-    said: Reads,
+    read: Reads,
     arch: Architecture,
     orders: dict[str | None, tuple[int, ...] | None],
     usual: LayerSpec,
     shape: ModelShape,
 ) -> tuple[LayerSpec, ...]:
-    """said: the config. orders: of heads, for each of the ropes, by the types of layers that it is for, or its theta;
-    of None alone: of all. usual: a layer without window, and its rope where it is not turned."""
+    """orders: of heads, for each of the ropes, by the types of layers that it is for, or its theta; of None alone: of
+    all. usual: a layer without window, and its rope where it is not turned."""
     model_type, num_layers, wide = shape.model_type, shape.num_layers, shape.global_heads
-    kinds = kinds_of(said, model_type, num_layers) if model_type in SLIDES else (FULL,) * num_layers
+    kinds = kinds_of(read, model_type, num_layers) if model_type in SLIDES else (FULL,) * num_layers
     nope = THETAS if arch.nope == ONE_THETA else arch.nope
-    rope = _turned(config, nope, kinds)
-    if len(rope) < num_layers:
-        right = f"should have one for each of {num_layers} layers"
-        raise UserError(f"{said.where}: {nope} has {len(rope)} entries; {right}")
-    sees = zip(kinds, windows_of(said, model_type, num_layers), strict=True)
+    rope = _turned(read, nope, kinds)
+    sees = zip(kinds, windows_of(read, model_type, num_layers), strict=True)
     layers = [replace(usual, window=window, chunked=kind == CHUNKED) for kind, window in sees]
     for i, kind in enumerate(kinds):
         if rope[i] and orders:
@@ -76,34 +72,37 @@ def layers_of(
     return tuple(layers)
 
 
-def _turned(config: Any, nope: str | None, kinds: Sequence[str]) -> Sequence[float]:
+def _turned(read: Reads, nope: str | None, kinds: Sequence[str]) -> Sequence[float]:
     """Whether each layer has rope, or its theta."""
     if nope == NOPE_BESIDE:
-        nope = None if config.sliding_window is None else FULL
+        nope = None if read.config.get("sliding_window") is None else FULL
     if nope == NOPE_WITH_EXPERTS:
-        all_full = config.prefix_dense_sliding_window_pattern == 1
-        return [kind != FULL or (all_full and config.mlp_layer_types[i] == "dense") for i, kind in enumerate(kinds)]
-    if nope in (FULL, CONV, None):
+        all_full = read.config.get("prefix_dense_sliding_window_pattern") == 1
+        mlps = read.texts("mlp_layer_types")
+        return [kind != FULL or (all_full and mlps[i] == "dense") for i, kind in enumerate(kinds)]
+    if nope is None or nope in (FULL, CONV):
         return [kind != nope for kind in kinds]
-    listed: Sequence[float] = getattr(config, nope)
+    listed = read.config.get(nope)
+    if not isinstance(listed, list) or len(listed) < len(kinds):
+        raise read.refusal(nope, f"a list with an entry for each of {len(kinds)} layers")
     return listed
 
 
-def head_order(config: Any, arch: Architecture, rope: dict[str, Any], where: str) -> tuple[int, ...] | None:
+def head_order(read: Reads, arch: Architecture, rope: Reads) -> tuple[int, ...] | None:
     """Rope turns the two halves of the first part of a head with each other, or its even numbers with the odd ones:
     those go where our two halves begin, and what it leaves as it is behind them. Backwards is forwards of halves that
     have changed places."""
-    size, part = head_dim_of(config), rope.get("partial_rotary_factor", 1.0)
-    is_whole = part == 1.0 or rope.get("rope_type") == PROPORTIONAL
+    size, part = head_dim_of(read), rope.number(PART, 1.0)
+    is_whole = part == 1.0 or rope.config.get("rope_type") == PROPORTIONAL
     if is_whole and arch.backwards:
         return (*range(size // 2, size), *range(size // 2))
     if is_whole and not arch.alternate_rope:
         return None
     if not (is_whole or arch.partial_rope):
-        raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
-    turned = num_of_turned(config, rope)
+        raise UserError(f"{read.where}: {PART} is not supported for {read.text('model_type')}")
+    turned = num_of_turned(read, rope)
     if turned % 2 or size % 2 or not (is_whole or 0 < turned < size):
-        raise UserError(f"{where}: partial_rotary_factor is {part}; should leave an even part of {size}, the head_dim")
+        raise UserError(f"{read.where}: {PART} is {part}; should leave an even part of {size}, the head_dim")
     halves = range(turned // 2), range(turned // 2, turned)
     if arch.alternate_rope:
         halves = range(0, turned, 2), range(1, turned, 2)

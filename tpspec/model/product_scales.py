@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
-from tpspec.errors import UserError
+if TYPE_CHECKING:
+    from tpspec.published.reads import Reads
 
 SINGLE = (
     "embedding_multiplier", "lm_head_multiplier", "attention_in_multiplier", "key_multiplier",
@@ -38,12 +39,10 @@ class Scales:
 NO_SCALES = Scales()
 
 
-def scales_of(config: Any, where: str) -> Scales:
+def scales_of(read: Reads) -> Scales:
     """UserError for what is no number, or not as many as there should be."""
-    embedding, logits, attention_in, key, attention_out, mixer_in, made = (
-        _number(config, key, getattr(config, key), where) for key in SINGLE
-    )
-    (gate, down), parts = (_numbers(config, key, count, where) for key, count in LISTS.items())
+    embedding, logits, attention_in, key, attention_out, mixer_in, made = (_number(read, key) for key in SINGLE)
+    (gate, down), parts = (_numbers(read, key, count) for key, count in LISTS.items())
     return Scales(
         embedding=embedding,
         logits=logits,
@@ -56,15 +55,19 @@ def scales_of(config: Any, where: str) -> Scales:
     )
 
 
-def _number(config: Any, key: str, value: object, where: str) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or (key in SCORES and not value > 0):  # type: ignore[operator]
-        raise UserError(f"{where}: {key} is {value!r}; should be a number{' above 0' if key in SCORES else ''}")
-    return float(value)  # type: ignore[arg-type]
+def _number(read: Reads, key: str) -> float:
+    value = read.config.get(key)
+    if not _is_number(value) or (key in SCORES and not value > 0):
+        raise read.refusal(key, f"a number{' above 0' if key in SCORES else ''}")
+    return float(value)
 
 
-def _numbers(config: Any, key: str, count: int, where: str) -> list[float]:
-    listed = getattr(config, key)
-    if not isinstance(listed, list | tuple) or len(listed) != count:
-        raise UserError(f"{where}: {key} is {listed!r}; should be {count} numbers")
-    return [_number(config, key, value, where) for value in listed]
+def _numbers(read: Reads, key: str, count: int) -> list[float]:
+    listed = read.config.get(key)
+    if not isinstance(listed, list | tuple) or len(listed) != count or not all(map(_is_number, listed)):
+        raise read.refusal(key, f"{count} numbers")
+    return [float(value) for value in listed]
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -6,13 +6,14 @@ Must not know shards, ranks or tensors' values.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tpspec.errors import UserError
 from tpspec.model.architecture import FINAL_NORM, ONE_THETA, THETA, THETAS
 from tpspec.model.architectures import ACTS, ARCHITECTURES, GATES
 from tpspec.model.frequencies import (
+    PART,
+    ROPE,
     check_one_theta,
     frequencies_of,
     growth_alone,
@@ -141,25 +142,25 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     """
     if stored is None and getattr(config, "quantization_config", None):
         raise UserError(f"{where}: quantized checkpoints are not supported here; use the unquantized weights")
-    said, whole = Reads(text_config(config.to_dict()), where), config
-    if getattr(config, "is_heterogeneous", False):  # it does not tell of a model what some layers have otherwise
-        config = SimpleNamespace(**said.config)
+    said = Reads(text_config(config.to_dict()), where)
     shape = ModelShape.from_config({key: said.config[key] for key in said.config if key not in STORAGE}, where)
-    arch = _declaration(config, shape.model_type, where)
+    arch = _declaration(said, shape.model_type)
     latent, wide, num_layers = shape.latent, shape.global_heads, shape.num_layers
-    ropes = _ropes(config, said, arch, where)
-    growth = growth_alone(config, where) if arch.tuned else None
+    if latent is not None:  # of which transformers may call another size so than a file does
+        said = said.but({"head_dim": getattr(config, "head_dim", None)})
+    ropes = _ropes(said, arch)
+    growth = growth_alone(said) if arch.tuned else None
     still_rope = None if growth is None else len(ropes)
     usual = LayerSpec(still_rope, None, shape.num_heads, shape.num_kv_heads, shape.head_dim)
     dims: dict[str | None, int] = {FULL: wide.dim} if wide is not None else {}
-    orders = {kinds: None if latent else head_order(config, arch, rope, where) for kinds, rope in ropes.items()}
+    orders = {kinds: None if latent else head_order(said, arch, rope) for kinds, rope in ropes.items()}
     if latent is not None and ropes:
-        _check_turned(config, arch, latent, list(ropes.values()), where)
+        _check_turned(said, arch, latent, list(ropes.values()))
     numbers = multipliers_of(said, arch)
-    scales = scales_of(config, where) if arch.scaled else NO_SCALES
+    scales = scales_of(said) if arch.scaled else NO_SCALES
     return ModelSpec(
         shape=replace(shape, stored=stored),
-        layers=layers_of(config, said, arch, orders, usual, shape),
+        layers=layers_of(said, arch, orders, usual, shape),
         value_scale=(said.number_if_given(arch.value_scale) if arch.value_scale else None) or 1.0,
         plain_norm=said.said(arch.plain_norm),
         v_norm=arch.v_norm,
@@ -169,7 +170,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         score_cap=said.number_if_given("attn_logit_softcapping") if arch.scores_capped else None,
         ropes=(
             *(
-                frequencies_of(config, whole, layers, rope, dims.get(layers, shape.head_dim), where)
+                frequencies_of(said, config, layers, rope, dims.get(layers, shape.head_dim))
                 for layers, rope in ropes.items()
             ),
             *([] if growth is None else [still(shape.head_dim, growth)]),
@@ -178,12 +179,12 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
         norms_weighed=arch.weighed,
         one_more=arch.one_more,
         centred=arch.centred,
-        eps=_eps(config, arch) / numbers.residual**2,
-        out_eps=_eps(config, arch) if arch.out_eps is None else getattr(config, arch.out_eps),
+        eps=_eps(said, arch) / numbers.residual**2,
+        out_eps=_eps(said, arch) if arch.out_eps is None else said.number(arch.out_eps),
         gate=_gate(arch, shape),
         limits=limits_of(said, num_layers, shape.experts.first_layer) if arch.limited and shape.experts else (),
         embedding_scale=scales.embedding if arch.scaled else embedding_scale(said, arch, numbers, shape.hidden),
-        embedding_eps=_eps(config, arch) if arch.normed_embeddings else None,
+        embedding_eps=_eps(said, arch) if arch.normed_embeddings else None,
         num_per_layer_ids=num_ids_of(said) if shape.per_layer else 0,
         scaled_layers=arch.scaled_layers,
         cap=said.number_if_given("final_logit_softcapping") if arch.capped else None,
@@ -193,15 +194,15 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     )
 
 
-def _declaration(config: Any, model_type: str, where: str) -> Architecture:
+def _declaration(read: Reads, model_type: str) -> Architecture:
     arch = ARCHITECTURES[model_type]
     key, act = arch.gate
-    if key is not None and getattr(config, key) != act:
-        raise UserError(f"{where}: {key} {getattr(config, key)!r} is not supported; only {act!r} is")
+    if key is not None:
+        read.one_of(key, (act,))
     for option, number in (("swiglu_alpha", GAIN), ("swiglu_limit", MOST)) if arch.clamped else ():
-        if getattr(config, option, number) != number:
-            raise UserError(f"{where}: {option} {getattr(config, option)} is not supported; only {number} is")
-    if arch.rms_eps is not None and getattr(config, arch.rms_eps) is not None:
+        if read.number(option, number) != number:
+            raise read.refusal(option, str(number))
+    if arch.rms_eps is not None and read.number_if_given(arch.rms_eps) is not None:
         return replace(arch, centred=False, eps=arch.rms_eps)
     return arch
 
@@ -212,33 +213,33 @@ def _gate(arch: Architecture, shape: ModelShape) -> Curve:
     return (ACTS if shape.mlp_names.gate is None else GATES)[arch.gate[1]]
 
 
-def _ropes(config: Any, said: Reads, arch: Architecture, where: str) -> dict[str | None, dict[str, Any]]:
+def _ropes(read: Reads, arch: Architecture) -> dict[str | None, Reads]:
     is_turned = arch.turned
     if is_turned == THETA:
-        is_turned = config.rope_parameters.get(THETA) is not None
+        is_turned = read.section(ROPE).config.get(THETA) is not None
     elif isinstance(is_turned, str):
-        is_turned = said.one_of(is_turned, ("rope", "nope"), "nope") == "rope"
+        is_turned = read.one_of(is_turned, ("rope", "nope"), "nope") == "rope"
     if not is_turned:
         return {}
     if arch.nope == THETAS:
-        return ropes_by_theta(config, THETAS, where)
+        return ropes_by_theta(read, THETAS)
     if arch.nope == ONE_THETA:
-        check_one_theta(config, THETAS, where)
-    ropes = ropes_of(config, where, by_kind=arch.ropes_by_kind)
+        check_one_theta(read, THETAS)
+    ropes = ropes_of(read, by_kind=arch.ropes_by_kind)
     if arch.own_scales:
-        return {kinds: scaled(rope, where) for kinds, rope in ropes.items()}
-    return {kinds: stretched(config, rope, where) for kinds, rope in ropes.items()} if arch.stretched else ropes
+        return {kinds: scaled(rope) for kinds, rope in ropes.items()}
+    return {kinds: stretched(read, rope) for kinds, rope in ropes.items()} if arch.stretched else ropes
 
 
-def _eps(config: Any, arch: Architecture) -> float:
-    return float(getattr(config, arch.eps)) if isinstance(arch.eps, str) else arch.eps
+def _eps(read: Reads, arch: Architecture) -> float:
+    return read.number(arch.eps) if isinstance(arch.eps, str) else arch.eps
 
 
-def _check_turned(config: Any, arch: Architecture, latent: Latent, ropes: list[dict[str, Any]], where: str) -> None:
+def _check_turned(read: Reads, arch: Architecture, latent: Latent, ropes: list[Reads]) -> None:
     """That rope turns what the latent's sizes say, and all of it: transformers goes by head_dim, of that part alone or,
     where a part may be said, of a whole query."""
     size, key = (latent.head_dim, "qk_head_dim") if arch.partial_rope else (latent.turned, "qk_rope_head_dim")
-    if head_dim_of(config) != size:
-        raise UserError(f"{where}: head_dim is {head_dim_of(config)}; should be {key}, {size}")
-    if any(num_of_turned(config, parameters) != latent.turned for parameters in ropes):
-        raise UserError(f"{where}: partial_rotary_factor is not supported for {config.model_type}")
+    if head_dim_of(read) != size:
+        raise UserError(f"{read.where}: head_dim is {head_dim_of(read)}; should be {key}, {size}")
+    if any(num_of_turned(read, rope) != latent.turned for rope in ropes):
+        raise UserError(f"{read.where}: {PART} is not supported for {read.text('model_type')}")

@@ -42,10 +42,10 @@ class Reads:
             raise self.refusal(key, "an even number")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(self, key: str, default: float | None = None, *, most: float = MOST) -> float:
         value = self._given(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < MOST:
-            raise self.refusal(key, f"a number above 0 and below {MOST}")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < most:
+            raise self.refusal(key, f"a number above 0 and below {most}")
         return float(value)
 
     def size_if_given(self, key: str) -> int | None:
@@ -99,7 +99,11 @@ class Reads:
                 if not listed or any(one != listed[0] or type(one) is not type(listed[0]) for one in listed):
                     raise self.refusal(key, "the same for every layer")
                 once[key] = listed[0]
-        return Reads(once, self.where, self.within)
+        return self.but(once)
+
+    def but(self, changes: dict[str, object]) -> Reads:
+        """The same, but that these keys say something else."""
+        return Reads(self.config | changes, self.where, self.within)
 
     def section(self, key: str) -> Reads:
         value = self._given(key, {})
