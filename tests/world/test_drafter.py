@@ -6,6 +6,7 @@ Tiny checkpoints; the drafter is the target a little disturbed, so that drafts a
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from tests.worlds import serve, topology
 from tpspec.comm.gap import SWITCH
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.request import Request, Sampling
+from tpspec.roles import drafter
 from tpspec.roles.drafter import Orders
 from tpspec.roles.guard import COMMAND
 from tpspec.topology.config import to_json
@@ -200,6 +202,16 @@ CANNOT_BE: list[tuple[str, Callable[[Path], Path], int, str]] = [
     ("gaps", enormous, OutOfMemory.exit_code, "draft model"),
     ("thread", nowhere, UserError.exit_code, "no model"),
 ]
+
+
+def test_orders_that_are_cut_short_end_a_drafter_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Stands against a traceback beside the news that the rank which gave them has ended."""
+    monkeypatch.setattr(drafter, "end_with_parent", lambda: None)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"topology": "')))
+    assert drafter.main() == 0
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(("placement", "make", "code", "said"), CANNOT_BE)

@@ -141,7 +141,10 @@ def draft(orders: Orders, ready: Callable[[], None], is_wanted: Callable[[], boo
 def main() -> int:
     """Says to its guard that it is ready, or what is wrong; nothing where that is gone, and its world with it."""
     end_with_parent()
-    orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
+    try:
+        orders = msgspec.json.decode(sys.stdin.buffer.read(), type=Orders)
+    except msgspec.DecodeError:  # cut short where its guard was
+        return 0
     with suppress(BrokenPipeError), own_stdout() as guard:
 
         def ready() -> None:
