@@ -31,13 +31,13 @@ from tpspec.errors import UserError
 from tpspec.model.batch import Span
 from tpspec.model.linear import Scaled, Scattered, Stacked
 from tpspec.model.loader import Loader, load_whole
-from tpspec.model.places import Place, whole_place
 from tpspec.model.products import compiled_products, multiplies_pairs
 from tpspec.model.quantized import TABLES, DequantizedLinear, Quantized, Ready, scales_of
 from tpspec.model.stored import StoredMatrices
 from tpspec.model.weights import Checkpoint
 from tpspec.published.formats import Scheme, Table
 from tpspec.published.groups import Grid
+from tpspec.published.places import Place, all_of
 from tpspec.published.quantizers import stored_as
 from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
@@ -222,6 +222,19 @@ def test_matrices_that_are_stored_as_one_are_cut_into_their_parts(written: Any, 
     for shard in split(shape, (3, 1, 2)):
         decoder = Loader.open(quantized, shard, torch.bfloat16, CPU).decoder(OneRank(), 8)
         assert sum(map(_held, parts_of(decoder))) == weight_bytes(shape, shard, "bfloat16")
+
+
+def test_slices_of_one_matrix_lie_in_one_order_of_its_columns(written: Any) -> None:
+    """Stands against a plan that counts, for each of queries, keys and values of one matrix, a table of its own, and
+    rows filled up to a whole tile."""
+    quantized, _ = written("gptq in the order of activations", "phi3")
+    shape = ModelShape.of(quantized)
+    shards = split(shape, (3, 1, 2))
+    decoders = [Loader.open(quantized, shard, torch.bfloat16, CPU).decoder(OneRank(), 8) for shard in shards]
+    taken = [sum(map(_held, parts_of(decoder))) for decoder in decoders]
+    planned = [weight_bytes(shape, shard, "bfloat16") for shard in shards]
+    assert taken[1] == planned[1]
+    assert all(held <= counted < 1.15 * held for held, counted in zip(taken, planned, strict=True))
 
 
 @pytest.mark.parametrize("kind", RENAMED)
@@ -733,7 +746,9 @@ def test_a_matrix_of_zeros_is_read(written: Any, tmp_path: Path) -> None:
         _put("weight.nested_absmax", torch.zeros_like)(config, tensors)
 
     folder, module = changed(written("bitsandbytes nf4")[0], tmp_path, clear), AT.rstrip(".")
-    read = StoredMatrices(Checkpoint(folder)).plain(Scheme("nf4", 4, 64), whole_place(module, 192, 256), torch.float32)
+    read = StoredMatrices(Checkpoint(folder)).plain(
+        Scheme("nf4", 4, 64), all_of(module, 192, 256).parts[0], torch.float32
+    )
     assert not read.any()
 
 

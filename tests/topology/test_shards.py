@@ -195,6 +195,18 @@ def test_a_token_is_multiplied_with_the_chosen_experts_of_every_shard(weights: t
         assert num_params(shape, shard) == num_params(alike, twice) + routers
 
 
+def test_what_has_biases_is_counted_with_as_many_as_it_has_rows() -> None:
+    """Stands against a gate among the queries whose biases nobody counts, and values as long as the keys that they are
+    shorter than."""
+    gated, short = map(shape_of, ("Qwen/Qwen3-Next-80B-A3B-Instruct", "XiaomiMiMo/MiMo-V2-Flash"))
+    numbers = []
+    for shape in (gated, short):
+        (whole,) = split(shape, (1,))
+        plain, biased = (weight_bytes(replace(shape, qkv_bias=has), whole, "bfloat16") for has in (False, True))
+        numbers.append((biased - plain) // 2)
+    assert numbers == [12 * (2 * 16 + 2 + 2) * 256, 48 * 64 * 192 + (39 * 8 + 9 * 4) * (192 + 128)]
+
+
 def test_quantized_weights_shrink_and_the_head_to_eight_bits() -> None:
     """Against a box declared large enough because its head was counted at four bits, or scales were forgotten."""
     (whole,) = split(LLAMA70, (1,))

@@ -15,10 +15,10 @@ from tpspec.errors import UserError
 from tpspec.model.decoder import FINAL
 from tpspec.model.loader import Loader
 from tpspec.model.matrices import Matrices
-from tpspec.model.places import whole_place
 from tpspec.model.spec import resolved
 from tpspec.model.weights import Checkpoint
 from tpspec.published.assistants import check_assistant, text_fields
+from tpspec.published.places import all_of
 from tpspec.published.shape import ModelShape
 from tpspec.topology.shards import whole_shard
 
@@ -49,9 +49,9 @@ def load_assistant(given: Given) -> Assistant:
         taps=(*kept.values(), FINAL),
         keepers={_at(spec, target.spec.layers[index]): target.attentions.keeper(index) for index in kept.values()},
         embedding=target.embedding(),
-        enter=own.column_parallel([whole_place(ENTER, spec.shape.hidden, 2 * target.spec.shape.hidden)], biased=False),
+        enter=own.product(all_of(ENTER, spec.shape.hidden, 2 * target.spec.shape.hidden)),
         model=loader.alone(given.num_slots, num_positions=given.num_positions),
-        leave=own.column_parallel([whole_place(LEAVE, target.spec.shape.hidden, spec.shape.hidden)], biased=False),
+        leave=own.product(all_of(LEAVE, target.spec.shape.hidden, spec.shape.hidden)),
         max_positions=shape.max_positions,
     )
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tpspec.errors import UserError
-from tpspec.model.places import Place
 from tpspec.model.weights import Checkpoint, codes_in, open_file
 from tpspec.published.head_files import HEAD_FILES as PATTERNS, head_files
+from tpspec.published.places import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

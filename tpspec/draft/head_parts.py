@@ -12,10 +12,11 @@ from tpspec.model.layers import Layer
 from tpspec.model.matrices import Matrices
 from tpspec.model.mlps import Mlps
 from tpspec.model.norms import Norms
-from tpspec.model.places import rows_of, whole_place
 from tpspec.model.sight import Shape
 from tpspec.model.weights import Checkpoint
 from tpspec.published.formats import HEAD
+from tpspec.published.groups import HEAD_BITS
+from tpspec.published.places import all_of
 from tpspec.topology.shards import whole_shard
 
 if TYPE_CHECKING:
@@ -98,17 +99,17 @@ class Parts:
 
     def lm_head(self, num_ids: int) -> Linear:
         """The head's own where it has one, else the target's, whole."""
-        hidden, ids = self.spec.shape.hidden, range(num_ids)
+        hidden = self.spec.shape.hidden
         if f"{HEAD}.weight" in self.files or num_ids != self.target.vocab:
-            return self.matrices.head(rows_of(HEAD, ids, num_ids, hidden), biased=False)
+            return self.matrices.product(replace(all_of(HEAD, num_ids, hidden), bits=HEAD_BITS))
         checkpoint = Checkpoint(self.given.target)
         own = head_of(checkpoint, (num_ids, hidden), tied=self.target.tied)
         matrices = replace(self.matrices, checkpoint=checkpoint, stored=self.target.stored)
-        return matrices.head(rows_of(own, ids, num_ids, hidden), biased=self.target.head_bias)
+        return matrices.product(replace(all_of(own, num_ids, hidden, biased=self.target.head_bias), bits=HEAD_BITS))
 
     def matrix(self, name: str, width: int, *, biased: bool = False) -> Linear:
         """[width] -> [D]."""
-        return self.matrices.column_parallel([whole_place(name, self.spec.shape.hidden, width)], biased=biased)
+        return self.matrices.product(all_of(name, self.spec.shape.hidden, width, biased=biased))
 
     def norm(self, name: str, size: int | None = None) -> Norm:
         """size: None: of the head's hidden state."""

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.draft.protocol import Given
-    from tpspec.model.places import Place
     from tpspec.published.formats import Stored
+    from tpspec.published.places import Place
 
 # What the layouts call the same things; the rest of a layer has a whole model's names.
 DEEPSEEK = {

@@ -1,6 +1,7 @@
-"""Builds the attention of a shard's layers from a checkpoint: which slices of which matrices, for which heads.
+"""Builds the attention of a shard's layers from a checkpoint.
 
-How these are read is matrices.py's matter. Must not know the other half of a layer.
+Which slices of which matrices these are is topology/mixing.py's matter, how they are read matrices.py's. Must not
+know the other half of a layer.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from tpspec.model.joint_norm import Columns, Others
 from tpspec.model.keeping import Keeper
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
 from tpspec.model.norms import Norms
-from tpspec.model.places import Place, below, numbers_of, rows_of
 from tpspec.model.short_values import Cut, Filled
 from tpspec.model.sight import Heads, Sight
-from tpspec.published.latent import LATENT, MADE, REDUCED
+from tpspec.topology import mixing
+from tpspec.topology.shards import of_one_sort
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from tpspec.model.norm import Norm
     from tpspec.model.spec import ModelSpec
     from tpspec.published.latent import Latent
+    from tpspec.published.places import Fused
     from tpspec.published.shape import ModelShape
-    from tpspec.topology.shards import Shard
+    from tpspec.topology.shards import Layers, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,98 +56,64 @@ class Attentions:
 
     def sight(self, layer: LayerSpec) -> Sight:
         group = layer.num_heads // layer.num_kv_heads
-        return Sight(Heads.of(self._heads(layer), group, layer.head_dim), layer.window, layer.chunked)
+        return Sight(Heads.of(self._alike(layer).shard.heads, group, layer.head_dim), layer.window, layer.chunked)
 
-    def _heads(self, layer: LayerSpec) -> range:
-        return self.shard.global_heads if layer.is_global else self.shard.heads
+    def _alike(self, layer: LayerSpec) -> Layers:
+        """Those with such heads."""
+        return of_one_sort(self.shape, self.shard, layer.is_global, layer.kept_by is None)
 
-    def _kv_heads(self, layer: LayerSpec) -> range:
-        return self.shard.global_kv_heads if layer.is_global else self.shard.kv_heads
+    def _product(self, fused: Fused) -> Linear:
+        """Of what attention reads."""
+        return self.matrices.product(fused.reading(self.width) if self.width else fused)
 
     def sinks(self, at: str, layer: LayerSpec) -> Tensor | None:
         usual = self.shape.usual
         if usual.sinks is None or not (usual.sinks_everywhere or layer.window):
             return None
-        return self.matrices.wide(at + usual.sinks, (layer.num_heads,), self._heads(layer))
+        return self.matrices.wide(at + usual.sinks, (layer.num_heads,), self._alike(layer).shard.heads)
 
     def products(self, at: str, layer: LayerSpec) -> tuple[Linear, Linear]:
         """What stands before it, and behind it."""
-        if self.shape.latent is not None:
-            return self._latent_attention(at, self.shape.latent)
-        size = self.shape.values or layer.head_dim
-        qkv = self._qkv(at, layer)
-        o = self._o(at, layer.num_heads * size, numbers_of(self._heads(layer), size))
-        if not self.shape.values:
+        shape, shard, _ = self._alike(layer)
+        out = mixing.out(shape, shard, at).scaled(self.spec.scales.out)
+        if shape.latent is not None:
+            return self._latent_attention(at, shape.latent, out)
+        qkv, o = self._product(self._qkv(at, layer)), self.matrices.product(out)
+        if not shape.values:
             return qkv, o
-        filled = Filled(qkv, len(self._kv_heads(layer)), size, layer.head_dim, self.spec.value_scale)
-        return filled, Cut(o, size, layer.head_dim)
+        filled = Filled(qkv, len(shard.kv_heads), shape.values, layer.head_dim, self.spec.value_scale)
+        return filled, Cut(o, shape.values, layer.head_dim)
 
-    def _latent_attention(self, at: str, latent: Latent) -> tuple[Linear, Linear]:
-        heads, count, alternate = self.shard.heads, self.shape.num_heads, self.spec.alternate_rope
+    def _latent_attention(self, at: str, latent: Latent, out: Fused) -> tuple[Linear, Linear]:
         order, key_order = (
-            turned_last(left, latent.turned, alternate=alternate) for left in (latent.plain, latent.rank)
+            turned_last(left, latent.turned, alternate=self.spec.alternate_rope) for left in (latent.plain, latent.rank)
         )
-        keys = self._rows(at + LATENT, range(latent.cached), latent.cached, key_order)
-        of_heads, size = numbers_of(heads, latent.head_dim), count * latent.head_dim
-        queries, reduced = self._rows(at + latent.query_name, of_heads, size, order), None
+        down, *more = mixing.latents(self.shape, latent, self.shard, at)
+        reduced = None
         if latent.queries is not None:
-            queries = replace(queries, num_inputs=latent.queries, columns=range(latent.queries))
-            product = self.matrices.column_parallel([queries], biased=False)
+            product = self.matrices.product(more[0].in_heads(order))
             reduced = Reduced(self.norms.of(at + QUERY_NORM, latent.queries), product)
-            queries = self._rows(at + REDUCED, range(latent.queries), latent.queries)
-        made = Place(at + MADE, count * latent.made, latent.rank, numbers_of(heads, latent.made), range(latent.rank))
-        self.matrices.check_biases([made], biased=False)
+        made = mixing.made(self.shape, latent, self.shard, at)
+        self.matrices.check_biases(made)
         return around(
             latent,
-            down=self.matrices.column_parallel([queries, keys], biased=False),
+            down=self._product(down.in_heads(None if more else order, key_order)),
             reduced=reduced,
             norm=self.norms.of(at + KEY_NORM, latent.rank),
-            made_XL=self.matrices.plain(made).to(self.matrices.device, self.matrices.dtype),
-            out=self._o(at, count * latent.values, numbers_of(heads, latent.values)),
+            made_XL=self.matrices.plain(made.parts[0]).to(self.matrices.device, self.matrices.dtype),
+            out=self.matrices.product(out),
         )
 
-    def _qkv(self, at: str, layer: LayerSpec) -> Linear:
-        return self.matrices.column_parallel(below(self._qkv_places(at, layer)), biased=self.shape.qkv_bias)
-
-    def _qkv_places(self, at: str, layer: LayerSpec) -> list[Place]:
-        queries, keys = (numbers_of(heads, layer.head_dim) for heads in (self._heads(layer), self._kv_heads(layer)))
-        num_q, num_kv = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-        order, names = layer.head_order, [at + name for name in self.shape.usual.qkv]
-        of_queries = self._rows(names[0], queries, num_q, order)
-        if self.shape.gating is not None and self.shape.gating.own is None:
-            of_queries = self._beside_gate(names[0], tuple(order or range(self.shape.head_dim)))
-        size = self.shape.values or layer.head_dim
-        of_values = self._rows(names[2], numbers_of(self._kv_heads(layer), size), layer.num_kv_heads * size)
-        parts = [of_queries, self._rows(names[1], keys, num_kv, order), of_values]
-        return parts[: 1 if layer.kept_by is not None else 2 if layer.reuses_keys else 3]
+    def _qkv(self, at: str, layer: LayerSpec) -> Fused:
+        shape, shard, _ = self._alike(layer)
+        return mixing.qkv(shape, shard, at).in_heads(layer.head_order, layer.head_order)
 
     def gate(self, at: str, layer: LayerSpec) -> HeadGate | None:
-        gating, size = self.shape.gating, layer.head_dim
-        if gating is None:
+        shape, shard, _ = self._alike(layer)
+        fused = mixing.gate(shape, shard, at)
+        if shape.gating is None or fused is None:
             return None
-        if gating.own is None:
-            name = at + self.shape.usual.qkv[0]
-            part = self._beside_gate(name, tuple(range(size, 2 * size)))
-            return HeadGate(self.matrices.column_parallel([part], biased=self.shape.qkv_bias), gating, size)
-        each = gating.num_rows(1, size)
-        part = self._rows(at + gating.own, numbers_of(self._heads(layer), each), layer.num_heads * each)
-        return HeadGate(self.matrices.column_parallel([part], biased=False), gating, size)
-
-    def _beside_gate(self, name: str, wanted: tuple[int, ...]) -> Place:
-        """Those numbers of each head, of a matrix that makes a gate as long behind its query."""
-        heads, each = self.shard.heads, 2 * self.shape.head_dim
-        picked = tuple(head * each + number for head in range(len(heads)) for number in wanted)
-        return replace(self._rows(name, numbers_of(heads, each), self.shape.num_heads * each), picked=picked)
-
-    def _o(self, at: str, width: int, columns: range) -> Linear:
-        """columns: of so many, what the heads of this shard give."""
-        hidden = range(self.shape.hidden)
-        name = at + self.shape.usual.out
-        place = Place(name, len(hidden), width, hidden, columns, scale=self.spec.scales.out)
-        return self.matrices.row_parallel(place, biased=self.shape.o_bias)
-
-    def _rows(self, name: str, rows: range, size: int, head_order: tuple[int, ...] | None = None) -> Place:
-        return replace(rows_of(name, rows, size, self.width or self.shape.hidden), head_order=head_order)
+        return HeadGate(self._product(fused), shape.gating, layer.head_dim)
 
     def head_norms(self, at: str, layer: LayerSpec) -> tuple[Norm | None, Norm | None, Norm | None]:
         """Of queries, keys and values, each head alone. A layer that keeps nothing makes queries alone."""
@@ -164,39 +132,29 @@ class Attentions:
     def joint_norm(self, at: str, layer: LayerSpec) -> JointNorm | None:
         if not self.shape.usual.joint_norm:
             return None
-        return self.norms.joint(at, layer, self.shard, self._others(at, layer) if self.replicates else None)
+        return self.norms.joint(at, layer, self.shard, self._others(at) if self.replicates else None)
 
-    def _others(self, at: str, layer: LayerSpec) -> Others | None:
+    def _others(self, at: str) -> Others | None:
         """None where all heads are here."""
-        names, dim = self.shape.usual.qkv, layer.head_dim
-        totals = layer.num_heads, layer.num_kv_heads
-        queries, keys = (
-            [self._rows(at + name, numbers_of(heads, dim), total * dim) for heads in _beside(here, total)]
-            for name, here, total in zip(names, (self._heads(layer), self._kv_heads(layer)), totals, strict=False)
-        )
-        if not queries:
+        fused = mixing.others(self.shape, self.shard, at)
+        if fused is None:
             return None
-        num_queries, num_keys = (sum(place.num_rows for place in places) for places in (queries, keys))
-        product = self.matrices.column_parallel([*queries, *keys], biased=self.shape.qkv_bias)
-        return Others(product, Columns(num_queries, range(num_queries, num_queries + num_keys)))
+        queries = at + self.shape.attention_names[0]
+        num_queries = sum(part.num_rows for part in fused.parts if part.name == queries)
+        return Others(self._product(fused), Columns(num_queries, range(num_queries, fused.num_rows)))
 
     def keeper(self, index: int) -> Keeper:
         """Of a layer that keeps keys and values of heads."""
         spec, layer, before = self.spec, self.spec.layers[index], f"model.layers.{index}."
         at = f"{before}{spec.shape.usual.attention}."
-        _, *parts = self._qkv_places(at, layer)
+        qkv = self._qkv(at, layer)
         _, k_norm, v_norm = self.head_norms(at, layer)
         return Keeper(
             sight=self.sight(layer),
             norm=self.norms.of_rows(f"{before}{spec.shape.norms.attention}.weight"),
-            kv=self.matrices.column_parallel(parts, biased=spec.shape.qkv_bias),
+            kv=self._product(replace(qkv, parts=qkv.parts[1:])),
             k_norm=k_norm,
             v_norm=v_norm,
             rope=layer.rope,
             turns_first=spec.shape.usual.turns_first,
         )
-
-
-def _beside(here: range, total: int) -> list[range]:
-    """Heads before and behind those that are here."""
-    return [heads for heads in (range(here.start), range(here.stop, total)) if heads]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.model.embedding import head_of
-from tpspec.model.places import whole_place
 from tpspec.model.stored import StoredMatrices
 from tpspec.model.weights import Checkpoint
+from tpspec.published.places import rows_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,4 +32,5 @@ def head_numbers(folder: Path, shape: ModelShape) -> tuple[Tensor, Tensor | None
     scheme = None if shape.stored is None else shape.stored.scheme_of(name)
     if scheme is None:
         return checkpoint.mapped(f"{name}.weight", sizes), bias_V
-    return StoredMatrices(checkpoint).plain(scheme, whole_place(name, *sizes), torch.float32), bias_V
+    place = rows_of(name, range(shape.vocab), *sizes)
+    return StoredMatrices(checkpoint).plain(scheme, place, torch.float32), bias_V

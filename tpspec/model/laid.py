@@ -20,8 +20,8 @@ from tpspec.published.mixtures import has_narrow_columns
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tpspec.model.places import Place
     from tpspec.published.formats import Scheme, Table
+    from tpspec.published.places import Place
 
 
 @dataclass(frozen=True, slots=True)

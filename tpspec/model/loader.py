@@ -1,6 +1,6 @@
-"""Builds one shard's decoder from a checkpoint: which slice of which matrix becomes which layer.
+"""Builds one shard's decoder from a checkpoint: which matrices become which layer.
 
-How that is read is matrices.py's matter. Must not know topologies, processes or requests.
+How these are read is matrices.py's matter. Must not know topologies, processes or requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from tpspec.model.mixers import Mixers
 from tpspec.model.mlps import Mlps
 from tpspec.model.norms import Norms
 from tpspec.model.per_layer import LayerInputs, TokenInputs
-from tpspec.model.places import rows_of, whole_place
 from tpspec.model.rope import Rope
 from tpspec.model.sight import Shape
 from tpspec.model.spec import read_spec
@@ -35,6 +34,7 @@ from tpspec.published import per_layer
 from tpspec.published.blocks import MIXTURE, MLP
 from tpspec.published.formats import check_unquantized
 from tpspec.published.shape import check_dtype
+from tpspec.topology import feeding
 from tpspec.topology.shards import whole_shard
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Loader:
     def _mixers(self) -> Mixers | Convolutions | None:
         shape = self.shape
         if shape.short_conv is not None:
-            return Convolutions(shape.short_conv, self.shard.conv_channels, self.matrices, shape.hidden)
+            return Convolutions(shape.short_conv, self.shard, self.matrices, shape.hidden)
         if shape.delta_net is None:
             return None
         eps = self.spec.eps * self.spec.hidden_scale**2
@@ -287,23 +287,21 @@ class Loader:
     def _context(self) -> TokenInputs:
         """Whole on every rank, as what layers make of it is."""
         size, num_layers, hidden = self.shape.per_layer, self.shape.num_layers, self.shape.hidden
-        place = whole_place(f"model.{per_layer.CONTEXT}", num_layers * size, hidden)
-        product = self.matrices.column_parallel([place], biased=False)
+        product = self.matrices.product(per_layer.context(num_layers, size, hidden))
         return TokenInputs(product, self.norms.of(f"model.{per_layer.NORM}.weight", size), hidden, num_layers)
 
     def _inputs(self, at: str) -> LayerInputs:
-        size, hidden = self.shape.per_layer, self.shape.hidden
-        gate, out = whole_place(at + per_layer.GATE, size, hidden), whole_place(at + per_layer.OUT, hidden, size)
+        gate, out = map(self.matrices.product, per_layer.inputs(at, self.shape.per_layer, self.shape.hidden))
         return LayerInputs(
-            gate=self.matrices.column_parallel([gate], biased=False),
-            out=self.matrices.column_parallel([out], biased=False),
+            gate=gate,
+            out=out,
             norm=self.norms.of_rows(f"{at}{per_layer.OUT_NORM}.weight"),
         )
 
     def _head(self) -> Linear:
         shape, cap = self.shape, self.spec.cap
         name = head_of(self.matrices.checkpoint, (shape.vocab, shape.hidden), tied=shape.tied)
-        head = self.matrices.head(rows_of(name, self.shard.vocab, shape.vocab, shape.hidden), biased=shape.head_bias)
+        head = self.matrices.product(feeding.head(shape, self.shard, name))
         return head if cap is None else Capped(head, cap)
 
     def _final_norm(self) -> Norm:

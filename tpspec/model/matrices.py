@@ -12,11 +12,11 @@ import torch
 
 from tpspec.errors import UserError
 from tpspec.model.linear import PlainLinear, Scaled, Scattered, Stacked, linear, quantized_linear, rounded_linear
-from tpspec.model.places import Place
 from tpspec.model.quantized import Ready, joined
 from tpspec.model.stored import StoredMatrices
 from tpspec.model.stored_floats import scales_of_all
-from tpspec.published.groups import BITS, HEAD_BITS, grid_of
+from tpspec.model.stored_parts import wanted_rows
+from tpspec.published.groups import BITS, grid_of
 from tpspec.published.mixtures import has_narrow_columns
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from tpspec.model.linear import Linear
     from tpspec.model.weights import Checkpoint
     from tpspec.published.formats import Scheme, Stored
-    from tpspec.published.groups import Bits, Grid
+    from tpspec.published.groups import Bits
+    from tpspec.published.places import Fused, Place
     from tpspec.topology.config import Quantize
 
 
@@ -46,32 +47,30 @@ class Matrices:
     adds_biases: bool
     reference: bool = False
 
-    def column_parallel(self, parts: Sequence[Place], *, biased: bool) -> Linear:
-        """Some output rows of several matrices with the same inputs, fused into one: [sum of rows, inputs]."""
-        self.check_biases(parts, biased=biased)
+    def product(self, fused: Fused) -> Linear:
+        """[sum of rows, columns]. Of what is summed over shards, only one of them adds the bias."""
+        if fused.exact and self.quantize is not None:
+            return replace(self, quantize=None).product(fused)
+        self.check_biases(fused)
+        parts, biased = fused.parts, fused.biased and (self.adds_biases or not fused.summed)
         if (product := self._of_codes(parts, biased=biased)) is not None:
             return product
-        if self.quantize is None and len({self._scheme(part.name) for part in parts}) > 1:
-            return Stacked([self.column_parallel([part], biased=biased) for part in parts])
-        return self._linear(self._rows(parts), self._biases(parts, biased=biased))
+        if self.quantize is not None:
+            return self._rounded(fused, BITS[self.quantize], biased=biased)
+        if len({self._scheme(part.name) for part in parts}) > 1:
+            return Stacked([self.product(replace(fused, parts=(part,))) for part in parts])
+        weight, bias = self._rows(parts), self._biases(parts, biased=biased)
+        return PlainLinear(weight, bias) if self.reference else linear(weight, bias)
 
-    def row_parallel(self, place: Place, *, biased: bool) -> Linear:
-        """Some input columns of a matrix. Its outputs are summed over shards, so only one of them adds the bias."""
-        has_bias = biased and self.adds_biases
-        self.check_biases([place], biased=biased)
-        if (product := self._of_codes([place], biased=has_bias)) is not None:
-            return product
-        narrow = place.expert is not None or has_narrow_columns(place.name)
-        grid, whole_groups = grid_of(place.columns, place.num_inputs, narrow=narrow)
-        weight = self._rows([place if self.quantize is None else replace(place, columns=whole_groups)])
-        return self._linear(weight, self._biases([place], biased=has_bias), grid)
-
-    def head(self, place: Place, *, biased: bool) -> Linear:
-        """Of the output head, which is quantized to other bits than the layers."""
-        self.check_biases([place], biased=biased)
-        if (product := self._of_codes([place], biased=biased)) is not None:
-            return product
-        return self._linear(self._rows([place]), self._biases([place], biased=biased), bits=HEAD_BITS)
+    def _rounded(self, fused: Fused, bits: Bits, *, biased: bool) -> Linear:
+        """Quantized as it is taken."""
+        grid, parts = None, fused.parts
+        if fused.summed:  # of whole groups, which may reach into other shards' columns
+            narrow = parts[0].expert is not None or has_narrow_columns(parts[0].name)
+            grid, columns = grid_of(parts[0].columns, parts[0].num_inputs, narrow=narrow)
+            parts = fused.each(columns=columns).parts
+        weight, bias = self._rows(parts), self._biases(fused.parts, biased=biased)
+        return rounded_linear(weight, bias, fused.bits or bits, grid, reference=self.reference)
 
     def _rows(self, places: Sequence[Place]) -> Tensor:
         """Of all of them, one below the other, on the device: read to where they stay, if they stay as they are."""
@@ -82,7 +81,7 @@ class Matrices:
                 whole = place.num_outputs, place.num_inputs
                 self.checkpoint.read_into(there, f"{place.name}.weight", whole, place.rows, place.columns)
             else:
-                rows = self.plain(place)[place.ordered()]
+                rows = self.plain(place)[wanted_rows(place)]
                 there.copy_(rows if place.scale == 1 else rows.float() * place.scale)
         return weight_OI
 
@@ -120,15 +119,15 @@ class Matrices:
                 "should be tensors for each of them, or listed there among what is not"
             )
 
-    def check_biases(self, parts: Sequence[Place], *, biased: bool) -> None:
-        for part in parts:
-            if not biased:
-                StoredMatrices(self.checkpoint).check_no_bias(part)
+    def check_biases(self, fused: Fused) -> None:
+        """Raises UserError where there are some, and none should be."""
+        for part in () if fused.biased else fused.parts:
+            StoredMatrices(self.checkpoint).check_no_bias(part)
 
     def _biases(self, parts: Sequence[Place], *, biased: bool) -> Tensor | None:
         if not biased:
             return None
-        return torch.cat([self._bias(part)[part.ordered()] for part in parts]).to(self.device, self.dtype)
+        return torch.cat([self._bias(part)[wanted_rows(part)] for part in parts]).to(self.device, self.dtype)
 
     def _bias(self, place: Place) -> Tensor:
         if place.expert is None:
@@ -168,11 +167,3 @@ class Matrices:
         made = joined([one.matrix.made for one in slices]).to(self.device)
         product = quantized_linear(Ready(made, grid), bias, self.device, reference=self.reference)
         return product if places is None else Scattered(product, places.to(self.device), grid.width)
-
-    def _linear(
-        self, weight: Tensor, bias: Tensor | None, grid: Grid | None = None, bits: Bits | None = None
-    ) -> Linear:
-        """grid, bits: where a quantized weight's groups lie, if not over all columns; its bits, if not as asked for."""
-        if self.quantize is None:
-            return PlainLinear(weight, bias) if self.reference else linear(weight, bias)
-        return rounded_linear(weight, bias, bits or BITS[self.quantize], grid, reference=self.reference)

@@ -1,12 +1,12 @@
-"""Builds the MLPs of a shard's layers, or mixtures in their place, from a checkpoint: which slices of which matrices.
+"""Builds the MLPs of a shard's layers, or mixtures in their place, from a checkpoint.
 
-How these are read is matrices.py's matter. Must not know the other half of a layer.
+Which slices of which matrices these are is topology/feeding.py's matter, how they are read matrices.py's. Must not
+know the other half of a layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,11 +16,12 @@ from tpspec.errors import UserError
 from tpspec.model.experts import Apart, Around, Multiplied, Router, Shared, mixture_of
 from tpspec.model.limits import Limits
 from tpspec.model.mlp import GatedMlp
-from tpspec.model.places import Place, below, rows_of, whole_place
-from tpspec.published.blocks import MLP
-from tpspec.published.experts import BEFORE, BEHIND
+from tpspec.published.places import all_of
+from tpspec.topology import feeding
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from tpspec.model.matrices import Matrices
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tpspec.model.spec import ModelSpec
     from tpspec.published.experts import Experts
     from tpspec.published.mlp_names import MlpNames
+    from tpspec.published.places import Fused
     from tpspec.published.shape import ModelShape
     from tpspec.topology.shards import Shard
 
@@ -51,12 +53,10 @@ class Mlps:
         spec, shape, shard, experts = self.spec, self.shape, self.shard, self.shape.experts
         names = shape.mlp_names
         at = names.within(layer)
-        if shape.sharing is not None and index >= shape.sharing.first:
-            return self._mlp(at, names, shard.sharing_channels, shape.sharing.channels)
-        if experts is None:
-            return replace(self._mlp(at, names, shard.channels, shape.intermediate), numbers=self._bends(at, names))
-        if index not in experts.layers(shape.num_layers) or (shape.blocks and shape.blocks[index] == MLP):
-            return self._mlp(names.without_experts(layer), names.plain, shard.dense, experts.dense)
+        if experts is None or index not in shape.mixtures:
+            shares = index >= shape.num_keeping
+            dense = self._gated(feeding.mlp(shape, shard, layer, shares=shares))
+            return replace(dense, numbers=self._bends(at, names))
         if names.together is None:
             for module in {"mlp", names.module}:
                 self._check_apart(layer, module)
@@ -64,8 +64,7 @@ class Mlps:
         mixture = self._mixture(layer, names, experts, limits.experts, whole=whole)
         if not experts.shared:
             return mixture
-        beside = self._mlp(f"{layer}{names.shared}.", names.plain, shard.shared, experts.shared)
-        shared = replace(beside, numbers=limits.shared)
+        shared = self._gated(feeding.shared(shape, experts, shard, layer), limits.shared)
         if experts.apart:
             return Apart(shared, mixture, self._plain_norm(f"{at}{spec.shape.norms.mlp}.weight"))
         gate = f"{at}{names.shared_gate}.weight"
@@ -88,36 +87,22 @@ class Mlps:
             return Around(Multiplied(self._plain_norm(f"{at}{EXPERTS_NORM}.weight")), None)
         if not experts.latent:
             return None
-        before = rows_of(at + BEFORE, range(experts.latent), experts.latent, self.shape.hidden)
-        behind = whole_place(at + BEHIND, self.shape.hidden, experts.latent)
-        return Around(*(self.matrices.column_parallel([place], biased=False) for place in (before, behind)))
+        return Around(*map(self.matrices.product, feeding.around(self.shape, experts, at)))
 
     def _mixture(self, layer: str, names: MlpNames, experts: Experts, limit: tuple[float, ...], *, whole: bool) -> Mlp:
         router, on_card = self._router(layer, names, experts), self.matrices.device.type == "cuda"
         at = names.within(layer)
         parts = replace(self, matrices=replace(self.matrices, reference=on_card))
         stand = self._stand(at, names, experts.count)
-        each = (parts._expert(at, names, experts, index, stand) for index in range(experts.count))
-        mlps = [replace(one, numbers=limit) for one in each]
+        each = (self._expert(at, experts, index, stand) for index in range(experts.count))
+        mlps = [parts._gated(fused, limit) for fused in each]
         return mixture_of(router, mlps, on_card=on_card, whole=whole, around=self._around(at, experts))
 
-    def _expert(self, at: str, names: MlpNames, experts: Experts, index: int, stand: bool | None) -> GatedMlp:
+    def _expert(self, at: str, experts: Experts, index: int, stand: bool | None) -> list[Fused]:
         """stand: see _stand."""
-        channels, size = self.shard.channels, self.shape.intermediate
-        if names.together is None or stand is None:
-            return self._mlp(f"{at}experts.{index}.", names, channels, size, experts.latent)
-        hidden, biased, (*made, down_name) = range(self.shape.hidden), experts.biased, names.together
-        place = partial(Place, expert=(index, experts.count), upright=stand, alternate=names.alternate)
-        if len(made) > 1:
-            gate_up = [place(at + name, size, len(hidden), channels, hidden) for name in made]
-        else:
-            up = range(size + channels.start, size + channels.stop)
-            rows = [range(2 * channels.start, 2 * channels.stop)] if names.alternate else [channels, up]
-            gate_up = [place(at + made[0], 2 * size, len(hidden), some, hidden) for some in rows]
-        down = place(at + down_name, len(hidden), size, hidden, channels, alternate=False)
-        return GatedMlp(
-            self.matrices.column_parallel(gate_up, biased=biased), self.matrices.row_parallel(down, biased=biased)
-        )
+        if stand is None:
+            return feeding.expert(self.shape, experts, self.shard, f"{at}experts.{index}.")
+        return feeding.stacked(self.shape, experts, self.shard, at, index, upright=stand)
 
     def _stand(self, at: str, names: MlpNames, count: int) -> bool | None:
         """Whether the matrices of experts that are one tensor have a row for each output, as its shape tells; None
@@ -152,8 +137,7 @@ class Mlps:
             raise UserError(
                 f"{self.matrices.checkpoint.folder}: router {name} is quantized ({kind}); should be a plain weight"
             )
-        place = rows_of(name, range(experts.count), experts.count, self.shape.hidden)
-        self.matrices.check_biases([place], biased=experts.biased)
+        self.matrices.check_biases(all_of(name, experts.count, self.shape.hidden, biased=experts.biased))
         weight_ND = self.matrices.wide(f"{name}.weight", (experts.count, self.shape.hidden))
         if experts.apart:  # it reads what is normed without a weight, and has one of its own
             at = name.removesuffix("proj")
@@ -169,14 +153,8 @@ class Mlps:
         stored = lying if self.matrices.checkpoint.has(bias, lying) else size
         return Router(weight_ND, experts, self.matrices.wide(bias, stored).view(size))
 
-    def _mlp(self, at: str, names: MlpNames, channels: range, size: int, latent: int = 0) -> GatedMlp:
-        """channels: of so many, those of this shard. latent: numbers that it reads, if not the hidden state."""
-        biased, hidden = self.shape.mlp_bias, range(latent or self.shape.hidden)
-        read = [name for name in (names.gate, names.up) if name is not None]
-        parts = [rows_of(at + name, channels, size, len(hidden)) for name in read]
-        scales = self.spec.scales
-        down = Place(at + names.down, len(hidden), size, hidden, channels, scale=scales.down)
-        parts[0] = replace(parts[0], scale=scales.gate)
-        return GatedMlp(
-            self.matrices.column_parallel(below(parts), biased=biased), self.matrices.row_parallel(down, biased=biased)
-        )
+    def _gated(self, fused: Sequence[Fused], numbers: tuple[float, ...] = ()) -> GatedMlp:
+        """Of gate and up, and of down. numbers: see GatedMlp."""
+        (gate_up, down), scales = fused, self.spec.scales
+        product = self.matrices.product
+        return GatedMlp(product(gate_up.scaled(scales.gate)), product(down.scaled(scales.down)), numbers)

@@ -9,7 +9,7 @@ import torch
 
 from tpspec.model.joint_norm import Columns, JointNorm
 from tpspec.model.norm import Norm
-from tpspec.model.places import numbers_of
+from tpspec.published.places import numbers_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,16 +20,16 @@ from tpspec.model.packed import Packing
 from tpspec.model.quantized import Ready, numbers_of, scales_of, unpacked_nibbles
 from tpspec.model.stored_blocks import StoredBlocks
 from tpspec.model.stored_floats import StoredFloats
-from tpspec.model.stored_parts import SCALES, Parts, count_groups, groups_in_order, row_chunks, whole_words
+from tpspec.model.stored_parts import SCALES, Parts, count_groups, groups_in_order, row_chunks, wanted_rows, whole_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from tpspec.model.places import Place
     from tpspec.model.weights import Checkpoint
     from tpspec.published.formats import Kind, Scheme
+    from tpspec.published.places import Place
 
 AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # the nibble of a word in which each of eight outputs stands
 
@@ -46,7 +46,7 @@ class StoredMatrices:
         codes = self._codes(scheme, place)
         in_order = torch.equal(codes.groups_I, groups_in_order(scheme, place))
         laid = laid_in_place(codes, scheme, place) if in_order else laid_by_group(codes)
-        return Slice(Ready(laid.matrix.made.rows(place.ordered()), laid.matrix.grid), laid.places_I)
+        return Slice(Ready(laid.matrix.made.rows(wanted_rows(place)), laid.matrix.grid), laid.places_I)
 
     def plain(self, scheme: Scheme, place: Place, dtype: torch.dtype) -> Tensor:
         """[O, I] in a dtype, for any scheme; some rows at a time."""

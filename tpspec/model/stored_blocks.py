@@ -22,9 +22,9 @@ from tpspec.published.reads import Reads
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tpspec.model.places import Place
     from tpspec.model.stored_parts import Parts
     from tpspec.published.formats import Scheme
+    from tpspec.published.places import Place
 
 LARGEST = 127  # the code of a row's largest weight, where codes have 8 bits
 NEAR = 1e-6  # what a number of a table may be off by in a file

@@ -19,10 +19,10 @@ from tpspec.published.formats import MXFP4
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tpspec.model.places import Place
     from tpspec.model.stored_parts import Parts
     from tpspec.model.weights import Checkpoint
     from tpspec.published.formats import Scheme
+    from tpspec.published.places import Place
 
 FLOAT8 = torch.float8_e4m3fn
 FLOAT_SCALES = (*SCALES, torch.float8_e8m0fnu)  # of floats of 8 bits; the last are powers of two

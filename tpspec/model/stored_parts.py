@@ -15,9 +15,9 @@ from tpspec.published.formats import UNUSED
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tpspec.model.places import Place
     from tpspec.model.weights import Checkpoint
     from tpspec.published.formats import Kind, Scheme
+    from tpspec.published.places import Place
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 TENSORS: dict[Kind, set[str]] = {
@@ -77,6 +77,17 @@ class Parts:
 
     def refusal(self, name: str, suffix: str, what: str) -> UserError:
         return UserError(f"{self.checkpoint.folder}: tensor {name}.{suffix} {what}")
+
+
+def wanted_rows(place: Place) -> Tensor | slice:
+    """Which of those that were read are wanted, in which order."""
+    if place.picked is None and place.head_order is None:
+        return slice(None)
+    picked = (range(len(place.rows)),) if place.picked is None else place.picked
+    rows = torch.cat([torch.arange(some.start, some.stop, some.step) for some in picked])
+    return (
+        rows if place.head_order is None else rows.view(-1, len(place.head_order))[:, list(place.head_order)].flatten()
+    )
 
 
 def groups_in_order(scheme: Scheme, place: Place) -> Tensor:

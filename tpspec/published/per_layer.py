@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tpspec.published.places import all_of
+
 if TYPE_CHECKING:
+    from tpspec.published.places import Fused
     from tpspec.published.reads import Reads
 
 USUAL = {"gemma4_text": 256}  # without the key
@@ -24,6 +27,17 @@ def per_layer_of(read: Reads, model_type: str, vocab: int) -> int:
     if num_ids_of(read) < vocab:
         raise read.refusal(IDS_KEY, f"at least vocab_size ({vocab})")
     return size
+
+
+def context(num_layers: int, size: int, hidden: int) -> Fused:
+    """What makes, of an embedding, so many numbers for each layer: whole on every rank, as are the next two."""
+    return all_of(f"model.{CONTEXT}", num_layers * size, hidden)
+
+
+def inputs(layer: str, size: int, hidden: int) -> list[Fused]:
+    """What a layer makes of its numbers: what they are multiplied with, and what is added to a row. layer: what the
+    names of its modules begin with."""
+    return [all_of(layer + GATE, size, hidden), all_of(layer + OUT, hidden, size)]
 
 
 def num_ids_of(read: Reads) -> int:

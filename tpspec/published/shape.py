@@ -232,6 +232,12 @@ class ModelShape:
         """Layers with an MLP, or a mixture in its place."""
         return tuple(self._of_kinds(MLP, MIXTURE))
 
+    @property
+    def mixtures(self) -> tuple[int, ...]:
+        """Those with experts."""
+        some = range(0) if self.experts is None else self.experts.layers(self.num_layers)
+        return tuple(layer for layer in self._of_kinds(MIXTURE) if layer in some)
+
     def _of_kinds(self, *kinds: str) -> Iterable[int]:
         every = range(self.num_layers)
         return (layer for layer in every if self.blocks[layer] in kinds) if self.blocks else every

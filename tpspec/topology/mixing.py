@@ -1,18 +1,21 @@
-"""The matrices of what mixes a text in a layer: attention, linear attention or a short convolution. What a rank has of
-each, and in what order they are read.
+"""The matrices of what mixes a text in a layer, attention, linear attention or a short convolution: which slices of
+them a shard has, and which of those are computed as one. Both what they take and how they are read goes by these lists.
 
-Integers and names only, of shapes and shards; must not know bytes, tensors or files.
+Names and integers only, of shapes and shards; must not know bytes, tensors or files.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from tpspec.published import short_conv
-from tpspec.published.fused import Fused
-from tpspec.published.latent import LATENT, REDUCED
+from tpspec.published.latent import LATENT, MADE, REDUCED
+from tpspec.published.places import Fused, Place, all_of, below, heads_of, numbers_of, rows_of, summed
+from tpspec.published.short_conv import IN, OUT, PARTS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tpspec.published.delta_net import DeltaNet
     from tpspec.published.latent import Latent
     from tpspec.published.shape import ModelShape
@@ -21,98 +24,165 @@ if TYPE_CHECKING:
 
 
 def attention(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
-    """Of q, k and v; of their gate; of o. at: before their names."""
+    """All of a layer's. Here and below, shape, shard: of layers whose heads are of one sort (shards.by_heads); at: what
+    the names of the matrices begin with."""
     if shape.latent is not None:
-        return _latent_attention(shape, shape.latent, shard, f"{at}self_attn.")
-    num_q, num_kv = (len(heads) * shape.head_dim for heads in (shard.heads, shard.kv_heads))
-    at, hidden, gating = f"{at}{shape.usual.attention}.", range(shape.hidden), shape.gating
-    rows = (num_q, num_kv, len(shard.kv_heads) * shape.value_dim)[: shape.num_made]
-    made = [tuple((at + name, num) for name, num in zip(shape.attention_names, rows, strict=True))]
-    if gating is not None:  # a product of its own, though its rows may be among those of queries
-        own = gating.own or shape.attention_names[0]
-        made.append(((at + own, gating.num_rows(len(shard.heads), shape.head_dim)),))
-    o = _o(shape, shard, at, shape.value_dim)
-    return [*(Fused(parts, hidden, shape.hidden) for parts in made), o, *_others(shape, shard, at)]
+        return [*latents(shape, shape.latent, shard, at), out(shape, shard, at)]
+    beside = gate(shape, shard, at), others(shape, shard, at) if shape.replicates_norm else None
+    return [qkv(shape, shard, at), *(one for one in beside if one is not None), out(shape, shard, at)]
 
 
-def _others(shape: ModelShape, shard: Shard, at: str) -> list[Fused]:
-    """Queries and keys of other ranks' heads, where a norm over all of them has this one make them, too."""
-    qk = tuple((at + name, num * shape.head_dim) for name, num in other_heads(shape, shard))
-    return [Fused(qk, range(shape.hidden), shape.hidden)] if qk else []
+def qkv(shape: ModelShape, shard: Shard, at: str) -> Fused:
+    """Of queries, keys and values, or of those of them that there are."""
+    heads, kept = (shard.heads, shape.num_heads), (shard.kv_heads, shape.num_kv_heads)
+    sizes = (*heads, shape.head_dim), (*kept, shape.head_dim), (*kept, shape.value_dim)
+    named = zip(shape.attention_names, sizes, strict=False)
+    parts = [heads_of(at + name, *size, shape.hidden) for name, size in named]
+    if shape.gating is not None and shape.gating.own is None:
+        parts[0] = _beside_gate(shape, shard, at, range(shape.head_dim))
+    return Fused(below(parts), shape.qkv_bias)
 
 
-def other_heads(shape: ModelShape, shard: Shard) -> list[tuple[str, int]]:
-    """How many stand before and behind this rank's, of queries and of keys, and the name of their matrix."""
-    if not shape.replicates_norm:
-        return []
-    here, totals = (shard.heads, shard.kv_heads), (shape.num_heads, shape.num_kv_heads)
-    named = zip(shape.attention_names, here, totals, strict=False)
-    beside = [(name, num) for name, own, total in named for num in (own.start, total - own.stop)]
-    return [(name, num) for name, num in beside if num]
+def gate(shape: ModelShape, shard: Shard, at: str) -> Fused | None:
+    """A product of its own, though its rows may be among those of queries."""
+    gating, dim = shape.gating, shape.head_dim
+    if gating is None:
+        return None
+    if gating.own is None:
+        return Fused((_beside_gate(shape, shard, at, range(dim, 2 * dim)),), shape.qkv_bias)
+    each = gating.num_rows(1, dim)
+    return Fused((heads_of(at + gating.own, shard.heads, shape.num_heads, each, shape.hidden),))
 
 
-def mixer(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fused]:
-    """Of what the convolution sees; of the gate; of what is summed. at: before their names."""
-    hidden, values = range(shape.hidden), len(shard.delta_values) * net.value_dim
-    keys = len(shard.delta_keys) * net.key_dim
-    seen = (keys, keys, values) if len(net.mixed) > 1 else (num_seen(net, shard),)
-    mixed = tuple((at + name, rows) for name, rows in zip(net.mixed, seen, strict=True))
-    columns = range(shard.delta_values.start * net.value_dim, shard.delta_values.stop * net.value_dim)
-    return [
-        Fused(mixed, hidden, shape.hidden),
-        *_made(shape, net, ((at + net.gate, values),), net.reduced and at + net.reduced[1]),
-        Fused(((at + net.out, shape.hidden),), columns, net.value_heads * net.value_dim),
+def _beside_gate(shape: ModelShape, shard: Shard, at: str, wanted: range) -> Place:
+    """Those numbers of each head, of a matrix that makes a gate as long behind its query."""
+    each = 2 * shape.head_dim
+    picked = tuple(range(head * each + wanted.start, head * each + wanted.stop) for head in range(len(shard.heads)))
+    place = heads_of(at + shape.attention_names[0], shard.heads, shape.num_heads, each, shape.hidden)
+    return replace(place, picked=picked)
+
+
+def others(shape: ModelShape, shard: Shard, at: str) -> Fused | None:
+    """Queries, then keys, of heads that other ranks have, where a norm over all of them has this one make them, too;
+    None where all are here."""
+    here = (shard.heads, shape.num_heads), (shard.kv_heads, shape.num_kv_heads)
+    parts = [
+        heads_of(at + name, heads, count, shape.head_dim, shape.hidden)
+        for name, (own, count) in zip(shape.attention_names, here, strict=False)
+        for heads in (range(own.start), range(own.stop, count))
+        if heads
     ]
+    return Fused(tuple(parts), shape.qkv_bias) if parts else None
 
 
-def rates(shape: ModelShape, net: DeltaNet, shard: Shard, at: str) -> list[Fused]:
-    """Of what is written to a state, and what it forgets. at: before their names."""
-    heads = len(shard.delta_values)
-    if net.writes == net.decays:
-        return _made(shape, net, ((at + net.writes, 2 * heads),), None)
-    writes, decays = (at + net.writes, heads), (at + net.decays, heads * net.num_decays)
-    if net.reduced is None:
-        return _made(shape, net, (writes, decays), None)
-    return [*_made(shape, net, (writes,), None), *_made(shape, net, (decays,), at + net.reduced[0])]
+def out(shape: ModelShape, shard: Shard, at: str) -> Fused:
+    dim = shape.value_dim if shape.latent is None else shape.latent.values
+    columns, size = numbers_of(shard.heads, dim), shape.num_heads * dim
+    return summed(at + shape.usual.out, shape.hidden, columns, size, biased=shape.o_bias)
 
 
-def _made(shape: ModelShape, net: DeltaNet, parts: tuple[tuple[str, int], ...], reduced: str | None) -> list[Fused]:
-    """reduced: what makes, on every rank, the numbers that they are made of; None: of the hidden state."""
-    hidden, size = shape.hidden, net.key_dim
-    if reduced is None:
-        return [Fused(parts, range(hidden), hidden)]
-    return [Fused(((reduced, size),), range(hidden), hidden), Fused(parts, range(size), size)]
-
-
-def num_seen(net: DeltaNet, shard: Shard) -> int:
-    """Numbers of a token that a shard's convolution sees."""
-    return net.mixed_of(len(shard.delta_keys), len(shard.delta_values))
-
-
-def convolution(shape: ModelShape, net: ShortConv, shard: Shard, at: str) -> list[Fused]:
-    """Of what it sees, between two gates; of what is summed. at: before their names."""
-    hidden, channels = range(shape.hidden), shard.conv_channels
-    return [
-        Fused(((at + short_conv.IN, short_conv.PARTS * len(channels)),), hidden, shape.hidden),
-        Fused(((at + short_conv.OUT, shape.hidden),), channels, net.channels),
-    ]
-
-
-def _latent_attention(shape: ModelShape, latent: Latent, shard: Shard, at: str) -> list[Fused]:
-    """Every rank makes the whole latent, and what queries are made of; what heads make of it is no product of these."""
-    num_q, latents = len(shard.heads) * latent.head_dim, (at + LATENT, latent.cached)
-    hidden, o = range(shape.hidden), _o(shape, shard, at, latent.values)
+def latents(shape: ModelShape, latent: Latent, shard: Shard, at: str) -> list[Fused]:
+    """Of queries, or of what those are made of by another, and of the whole latent, which every rank makes."""
+    width, size = latent.queries or shape.hidden, latent.cached
+    queries = heads_of(at + latent.query_name, shard.heads, shape.num_heads, latent.head_dim, width)
+    cached = rows_of(at + LATENT, range(size), size, shape.hidden)
     if latent.queries is None:
-        return [Fused(((at + latent.query_name, num_q), latents), hidden, shape.hidden), o]
-    reduced, size = ((at + REDUCED, latent.queries), latents), latent.queries
-    return [Fused(reduced, hidden, shape.hidden), Fused(((at + latent.query_name, num_q),), range(size), size), o]
+        return [Fused((queries, cached))]
+    return [Fused((rows_of(at + REDUCED, range(width), width, shape.hidden), cached)), Fused((queries,))]
 
 
-def _o(shape: ModelShape, shard: Shard, at: str, head_dim: int) -> Fused:
-    columns = range(shard.heads.start * head_dim, shard.heads.stop * head_dim)
-    return Fused(((at + shape.usual.out, shape.hidden),), columns, shape.num_heads * head_dim)
+def made(shape: ModelShape, latent: Latent, shard: Shard, at: str) -> Fused:
+    """What heads make keys and values of a latent with; no product, and never quantized."""
+    return Fused((heads_of(at + MADE, shard.heads, shape.num_heads, latent.made, latent.rank),))
 
 
-def num_made(shape: ModelShape, shard: Shard) -> int:
-    """Numbers of what heads make keys and values of a latent with, in a layer; never quantized."""
-    return 0 if shape.latent is None else len(shard.heads) * shape.latent.made * shape.latent.rank
+class LinearMatrices(NamedTuple):
+    """Of a layer of linear attention: of what the convolution sees, queries, keys and values; of the gate; of the rates
+    at which a state is written and forgets; of what is summed. The gate, and a rate, are one product, or two, of which
+    the second reads what the first gives. Rates are a few rows, and what is held in codes forgets too much through
+    them."""
+
+    mixed: Fused
+    gate: list[Fused]
+    rates: list[list[Fused]]
+    out: Fused
+
+    @property
+    def all(self) -> list[Fused]:
+        return [self.mixed, *self.gate, *(one for rate in self.rates for one in rate), self.out]
+
+
+def linear(hidden: int, net: DeltaNet, shard: Shard, at: str) -> LinearMatrices:
+    """hidden: numbers of a row."""
+    mixed, gate, rates = (_in_groups if net.is_in_groups else _in_turn)(hidden, net, shard, at)
+
+    def behind(reduced: str, fused: Fused) -> list[Fused]:
+        """Of what reads as many numbers as a key has, which every rank makes."""
+        first = replace(all_of(at + reduced, net.key_dim, hidden), exact=fused.exact)
+        return [first, fused.reading(net.key_dim)]
+
+    columns, size = numbers_of(shard.delta_values, net.value_dim), net.value_heads * net.value_dim
+    out = summed(at + net.out, hidden, columns, size)
+    if net.reduced is None:
+        return LinearMatrices(Fused(mixed), [Fused((gate,))], [[Fused(rates, exact=True)]], out)
+    (writes, decays), (of_decays, of_gate) = (Fused((rate,), exact=True) for rate in rates), net.reduced
+    apart = [[writes], behind(of_decays, decays)]
+    return LinearMatrices(Fused(mixed), behind(of_gate, Fused((gate,))), apart, out)
+
+
+def seen(net: DeltaNet, shard: Shard) -> list[range]:
+    """This shard's queries, keys and values, of all that the convolution sees."""
+    way = -1 if net.sums else 1
+    return [part.rows for part in below(_qkv(0, net, shard, ("",) * 3)[::way])][::way]
+
+
+def _qkv(hidden: int, net: DeltaNet, shard: Shard, names: Sequence[str]) -> list[Place]:
+    keys, values = (shard.delta_keys, net.key_heads, net.key_dim), (shard.delta_values, net.value_heads, net.value_dim)
+    return [heads_of(name, *of, hidden) for name, of in zip(names, (keys, keys, values), strict=True)]
+
+
+Parts = tuple[tuple[Place, ...], Place, tuple[Place, ...]]
+
+
+def _in_turn(hidden: int, net: DeltaNet, shard: Shard, at: str) -> Parts:
+    """What the convolution sees, the gate and the rates. Of Mamba-2 all are one matrix, with the gate's rows
+    first, values before keys and queries, and one rate, which is both, last."""
+    heads, count = shard.delta_values, net.value_heads
+    names = net.mixed if len(net.mixed) > 1 else net.mixed * 3
+    mixed = _qkv(hidden, net, shard, [at + name for name in names])
+    gate = heads_of(at + net.gate, heads, count, net.value_dim, hidden)
+    writes = heads_of(at + net.writes, heads, count, 1, hidden)
+    if net.sums:
+        gate, *seen, rate = below([gate, *reversed(mixed), writes])
+        return tuple(reversed(seen)), gate, (rate, rate)
+    return below(mixed), gate, (writes, heads_of(at + net.decays, heads, count, net.num_decays, hidden))
+
+
+def _in_groups(hidden: int, net: DeltaNet, shard: Shard, at: str) -> Parts:
+    """The same of matrices whose rows are those of one key head after another: its query, its key, its value heads'
+    values, then their gates; and their writes, then their decays."""
+    heads, keys = shard.delta_values, shard.delta_keys
+    K, V, group = net.key_dim, net.value_dim, net.group
+    size = 2 * (K + group * V)  # rows of a key head
+
+    def of_keys(first: int) -> list[range]:
+        return [range(head * size + first, head * size + first + K) for head in range(len(keys))]
+
+    def of_values(first: int, size: int, each: int) -> list[range]:
+        places = (divmod(head - keys.start * group, group) for head in heads)
+        firsts = (key * size + first + value * each for key, value in places)
+        return [range(start, start + each) for start in firsts]
+
+    def some(name: str, size: int, picked: list[range]) -> Place:
+        return replace(heads_of(at + name, keys, net.key_heads, size, hidden), picked=tuple(picked))
+
+    mixed = some(net.mixed[0], size, of_keys(0) + of_keys(K) + of_values(2 * K, size, V))
+    rates = some(net.writes, 2 * group, of_values(0, 2 * group, 1) + of_values(group, 2 * group, 1))
+    return (mixed,), some(net.gate, size, of_values(2 * K + group * V, size, V)), (rates,)
+
+
+def convolution(hidden: int, net: ShortConv, shard: Shard, at: str) -> list[Fused]:
+    """Of what it sees, between two gates; of what is summed. hidden: numbers of a row."""
+    own, size = shard.conv_channels, net.channels
+    made = below([rows_of(at + IN, own, size, hidden)] * PARTS)
+    return [Fused(made, net.biased), summed(at + OUT, hidden, own, size, biased=net.biased)]

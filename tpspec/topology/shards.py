@@ -97,10 +97,11 @@ def by_heads(shape: ModelShape, shard: Shard) -> tuple[Layers, ...]:
     for layer in shape.mixing:
         if layer not in without:
             sorts.setdefault((wide is not None and layer in wide.layers, layer < shape.num_keeping), []).append(layer)
-    return tuple(_of_one_sort(shape, shard, tuple(which), *sort) for sort, which in sorts.items())
+    return tuple(of_one_sort(shape, shard, *sort, tuple(which)) for sort, which in sorts.items())
 
 
-def _of_one_sort(shape: ModelShape, shard: Shard, which: tuple[int, ...], is_wide: bool, keeps: bool) -> Layers:
+def of_one_sort(shape: ModelShape, shard: Shard, is_wide: bool, keeps: bool, which: tuple[int, ...] = ()) -> Layers:
+    """Those layers. is_wide: whether their heads are the model's global_heads; keeps: see Layers.keep."""
     one = replace(shape, num_layers=len(which), delta_net=None, short_conv=None, global_heads=None, sharing=None,
                   blocks=())  # fmt: skip
     if shape.global_heads is not None:  # which all have that see everything

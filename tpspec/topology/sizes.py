@@ -9,19 +9,18 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tpspec.published import per_layer, short_conv
-from tpspec.published.blocks import MIXTURE
-from tpspec.published.experts import BEFORE, BEHIND
+from tpspec.published import per_layer
 from tpspec.published.formats import HEAD
-from tpspec.published.fused import DTYPE_BYTES, Fused, Held, alike
-from tpspec.published.groups import HEAD_BITS
-from tpspec.topology import mixing
+from tpspec.published.fused import DTYPE_BYTES, Held, alike
+from tpspec.published.places import all_of
+from tpspec.published.short_conv import MODULE
+from tpspec.topology import feeding, mixing
 from tpspec.topology.shards import by_heads, whole_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
-    from tpspec.published.mlp_names import MlpNames
+    from tpspec.published.places import Fused
     from tpspec.published.shape import ModelShape
     from tpspec.topology.shards import Layers, Shard
 
@@ -35,16 +34,20 @@ def weight_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     quantized checkpoint take what they take there, as far as codes are computed with; UserError where they should
     shrink again.
     """
-    held = Held.of(shape, dtype, quantize)
+    held = _held(shape, shard, dtype, quantize)
     num_norms = shape.num_layers * shape.layer_norms + 1
     if shape.norms.mixture_out is not None:
-        num_norms += len(_with_experts(shape))
+        num_norms += len(shape.mixtures)
     norms = num_norms * shape.hidden * (2 if shape.usual.norms_biased else 1)
     attention = sum(_attention_bytes(layers, held) for layers in by_heads(held.shape, shard))
-    head = held.bytes_of([_head(shape, shard)], HEAD_BITS) + len(shard.vocab) * shape.head_bias * DTYPE_BYTES[dtype]
+    head = held.bytes_of([feeding.head(shape, shard, "model.embed_tokens" if shape.tied else HEAD)])
     mlps = _mlp_bytes(shard, held) + _expert_bytes(shard, held) + _per_layer_bytes(held)
     states = _linear_bytes(shard, held) + _conv_bytes(shard, held)
     return (norms + _routers(shape)) * WIDE_BYTES + attention + states + mlps + head
+
+
+def _held(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None) -> Held:
+    return Held(shape, dtype, quantize, adds_biases=shard.index == 0)
 
 
 def last_layer(shape: ModelShape) -> ModelShape:
@@ -57,13 +60,13 @@ def last_layer(shape: ModelShape) -> ModelShape:
 def layer_bytes(shape: ModelShape, dtype: str, quantize: str | None = None) -> int:
     """Of that layer, whole: with a head, and what joins a token's embedding with the feature before it."""
     one = last_layer(shape)
-    joins = [Fused((("fc", shape.hidden),), range(2 * shape.hidden), 2 * shape.hidden)]
-    return weight_bytes(one, whole_shard(one), dtype, quantize) + Held.of(one, dtype, quantize).bytes_of(joins)
+    shard, joins = whole_shard(one), all_of("fc", shape.hidden, 2 * shape.hidden)
+    return weight_bytes(one, shard, dtype, quantize) + _held(one, shard, dtype, quantize).bytes_of([joins])
 
 
 def expert_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None = None) -> int:
     """What experts are of `weight_bytes`: of them a round reads those that its rows are sent to."""
-    return _expert_bytes(shard, Held.of(shape, dtype, quantize))
+    return _expert_bytes(shard, _held(shape, shard, dtype, quantize))
 
 
 def num_params(shape: ModelShape, shard: Shard) -> int:
@@ -80,15 +83,29 @@ def expert_params(shape: ModelShape, shard: Shard) -> int:
     return expert_bytes(replace(shape, stored=None), shard, "float32") // DTYPE_BYTES["float32"]
 
 
+def _bytes_of(held: Held, every: Iterable[str], make: Callable[[str], list[Fused]]) -> int:
+    """Of all modules whose names begin so. make: the matrices of one."""
+    names = tuple(part.name for one in make("") for part in one.parts)
+    return sum(times * held.bytes_of(make(at)) for at, times in alike(held.shape.stored, tuple(every), names))
+
+
+def _within(layers: Iterable[int], module: str = "") -> Iterable[str]:
+    """What the names in each layer begin with, or in a module of each, that ends with a dot."""
+    return (f"model.layers.{index}.{module}" for index in layers)
+
+
 def _attention_bytes(layers: Layers, held: Held) -> int:
     """Of layers with attention, all of the same sizes."""
     shape, shard, which = layers
     wide = _inner_norms(shape, shard) + len(shard.heads) * _has_sinks(shape)
-    plain = _biases(shape, shard) + mixing.num_made(shape, shard)
-    matrices = sum(
-        times * held.bytes_of(mixing.attention(shape, shard, at)) for at, times in _stored_layers(shape, which)
-    )
-    return matrices + len(which) * (wide * WIDE_BYTES + plain * DTYPE_BYTES[held.dtype])
+    every = _within(which, f"{shape.usual.attention}.")
+    matrices = _bytes_of(held, every, lambda at: mixing.attention(shape, shard, at))
+    return matrices + len(which) * (wide * WIDE_BYTES + _num_made(shape, shard) * DTYPE_BYTES[held.dtype])
+
+
+def _num_made(shape: ModelShape, shard: Shard) -> int:
+    """Numbers of what heads make keys and values of a latent with, in a layer."""
+    return 0 if shape.latent is None else mixing.made(shape, shape.latent, shard, "").num_numbers
 
 
 def _has_sinks(shape: ModelShape) -> bool:
@@ -98,188 +115,78 @@ def _has_sinks(shape: ModelShape) -> bool:
 
 def _linear_bytes(shard: Shard, held: Held) -> int:
     """Of layers of linear attention."""
-    shape, net = held.shape, held.shape.delta_net
+    hidden, net = held.shape.hidden, held.shape.delta_net
     if net is None:
         return 0
-    own = held.as_published  # of rates
-    matrices = sum(times * held.bytes_of(mixing.mixer(shape, net, shard, at)) for at, times in _linear_layers(shape))
-    matrices += sum(
-        times * own.bytes_of(mixing.rates(shape, net, shard, at)) for at, times in _linear_layers(own.shape)
-    )
+    every = _within(net.layers, f"{net.module}.")
+    matrices = _bytes_of(held, every, lambda at: mixing.linear(hidden, net, shard, at).all)
     heads = len(shard.delta_values)
-    wide = (net.kernel + net.biased) * mixing.num_seen(net, shard) + (1 + net.num_decays + net.sums) * heads
+    wide = (net.kernel + net.biased) * net.mixed_of(len(shard.delta_keys), heads)
+    wide += (1 + net.num_decays + net.sums) * heads
     wide += net.num_normed * heads // net.value_heads if net.sums else net.num_normed
     return matrices + len(net.layers) * wide * WIDE_BYTES
 
 
 def _conv_bytes(shard: Shard, held: Held) -> int:
     """Of layers with a short convolution."""
-    shape, net, own = held.shape, held.shape.short_conv, len(shard.conv_channels)
+    shape, net = held.shape, held.shape.short_conv
     if net is None:
         return 0
-    names = short_conv.IN, short_conv.OUT
-    layers = alike(shape.stored, (f"model.layers.{index}.{short_conv.MODULE}." for index in sorted(net.layers)), names)
-    matrices = sum(times * held.bytes_of(mixing.convolution(shape, net, shard, at)) for at, times in layers)
-    biases = net.biased * (short_conv.PARTS * own + shape.hidden * _adds_biases(shard)) * DTYPE_BYTES[held.dtype]
-    return matrices + len(net.layers) * (biases + (net.kernel + net.biased) * own * WIDE_BYTES)
+    every = _within(net.layers, f"{MODULE}.")
+    matrices = _bytes_of(held, every, lambda at: mixing.convolution(shape.hidden, net, shard, at))
+    return matrices + len(net.layers) * (net.kernel + net.biased) * len(shard.conv_channels) * WIDE_BYTES
 
 
 def _per_layer_bytes(held: Held) -> int:
     """Of what layers make of their numbers of a token, and of what makes those: whole on every rank."""
-    shape, size = held.shape, held.shape.per_layer
+    size, num_layers, hidden = held.shape.per_layer, held.shape.num_layers, held.shape.hidden
     if not size:
         return 0
-    hidden, layers = range(shape.hidden), (f"model.layers.{index}." for index in range(shape.num_layers))
-    each = sum(
-        times * held.bytes_of([
-            Fused(((at + per_layer.GATE, size),), hidden, shape.hidden),
-            Fused(((at + per_layer.OUT, shape.hidden),), range(size), size),
-        ])
-        for at, times in alike(shape.stored, layers, (per_layer.GATE, per_layer.OUT))
-    )  # fmt: skip
-    whole = Fused(((f"model.{per_layer.CONTEXT}", shape.num_layers * size),), hidden, shape.hidden)
-    return each + held.bytes_of([whole]) + size * WIDE_BYTES
+    each = _bytes_of(held, _within(range(num_layers)), lambda at: per_layer.inputs(at, size, hidden))
+    return each + held.bytes_of([per_layer.context(num_layers, size, hidden)]) + size * WIDE_BYTES
 
 
 def _mlp_bytes(shard: Shard, held: Held) -> int:
     """Of what every row goes through."""
     shape, experts = held.shape, held.shape.experts
-    if experts is None:
-        biases = len(shape.feeding) * _mlp_biases(shape, shard) * shape.mlp_bias * DTYPE_BYTES[held.dtype]
-        usual = _bytes_of(_mlps(shape), shard.channels, shape.intermediate, held)
-        if shape.sharing is None:
-            return biases + usual
-        return usual + _bytes_of(_sharing_mlps(shape), shard.sharing_channels, shape.sharing.channels, held)
-    dense = _bytes_of(_mlps(shape), shard.dense, experts.dense, held)
-    shared = _bytes_of(_shared(shape), shard.shared, experts.shared, held)
-    return dense + shared + sum(times * held.bytes_of(_around(shape, at)) for at, times in _latents(shape))
+    sharing = range(shape.num_keeping, shape.num_layers)
+    others = sorted({*shape.feeding} - {*shape.mixtures, *sharing})
+    matrices = _bytes_of(held, _within(others), lambda at: feeding.mlp(shape, shard, at))
+    matrices += _bytes_of(held, _within(sharing), lambda at: feeding.mlp(shape, shard, at, shares=True))
+    if experts is not None and experts.shared:
+        matrices += _bytes_of(held, _within(shape.mixtures), lambda at: feeding.shared(shape, experts, shard, at))
+    if experts is not None and experts.latent:
+        every = map(shape.mlp_names.within, _within(shape.mixtures))
+        matrices += _bytes_of(held, every, lambda at: feeding.around(shape, experts, at))
+    return matrices
 
 
 def _expert_bytes(shard: Shard, held: Held) -> int:
     shape, experts = held.shape, held.shape.experts
-    latent = experts.latent if experts else 0
-    matrices = _bytes_of(_experts(shape), shard.channels, shape.intermediate, held, latent, shape.mlp_names)
-    if experts is None or not experts.biased:
-        return matrices
-    biases = len(_with_experts(shape)) * experts.count * _mlp_biases(shape, shard)
-    return matrices + biases * DTYPE_BYTES[held.dtype]
-
-
-def _bytes_of(
-    mlps: Sequence[tuple[str, int]],
-    channels: range,
-    size: int,
-    held: Held,
-    latent: int = 0,
-    names: MlpNames | None = None,
-) -> int:
-    """mlps: what the names in one begin with, and how many are stored as it is. latent: of what they read, if not a
-    row. names: of their matrices, if they are experts."""
-    hidden, names = latent or held.shape.hidden, names or held.shape.mlp_names.plain
-    return sum(times * held.bytes_of(_mlp(names, at, channels, size, hidden)) for at, times in mlps)
+    if experts is None:
+        return 0
+    every = _experts(shape if held.quantize is None else replace(shape, stored=None))
+    return _bytes_of(held, every, lambda at: feeding.expert(shape, experts, shard, at))
 
 
 @cache
-def _stored_layers(shape: ModelShape, which: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
-    """Of layers whose attention is stored alike: what the names in one begin with, and how many there are."""
-    layers = (f"model.layers.{index}." for index in which)
-    gate = (shape.gating.own,) if shape.gating is not None and shape.gating.own is not None else ()
-    usual = shape.usual
-    names = (*shape.attention_names, *gate, usual.out)
-    return alike(shape.stored, layers, [f"{usual.attention}.{name}" for name in names])
-
-
-@cache
-def _linear_layers(shape: ModelShape) -> tuple[tuple[str, int], ...]:
-    """The same of layers of linear attention."""
-    net = shape.delta_net
-    if net is None:
-        return ()
-    linear, names = sorted(net.layers), (*net.mixed, net.gate, net.out, net.writes, net.decays, *(net.reduced or ()))
-    return alike(shape.stored, (f"model.layers.{index}.{net.module}." for index in linear), names)
-
-
-@cache
-def _mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
-    """The same of layers that have an MLP, as most do."""
-    with_experts = {*_with_experts(shape)}
-    return _without_experts(
-        shape, [layer for layer in shape.feeding if layer < shape.num_keeping and layer not in with_experts]
-    )
-
-
-@cache
-def _sharing_mlps(shape: ModelShape) -> tuple[tuple[str, int], ...]:
-    """The same of MLPs of layers that keep nothing."""
-    return _without_experts(shape, range(shape.num_keeping, shape.num_layers))
-
-
-@cache
-def _shared(shape: ModelShape) -> tuple[tuple[str, int], ...]:
-    """The same of MLPs beside experts."""
-    if shape.experts is None or not shape.experts.shared:
-        return ()
-    return _alike(shape, [f"model.layers.{layer}.{shape.mlp_names.shared}." for layer in _with_experts(shape)])
-
-
-@cache
-def _experts(shape: ModelShape) -> tuple[tuple[str, int], ...]:
-    """The same of experts: a mixture has thousands. A tensor of all of a layer's may be plain where each expert alone
-    would not be."""
+def _experts(shape: ModelShape) -> tuple[str, ...]:
+    """What the names of each begin with: a mixture has thousands. A tensor of all of a layer's may be plain where each
+    expert alone would not be."""
     count, together = 0 if shape.experts is None else shape.experts.count, shape.mlp_names.stacked
-    mixtures = [shape.mlp_names.within(f"model.layers.{layer}.") for layer in _with_experts(shape)]
+    mixtures = [shape.mlp_names.within(layer) for layer in _within(shape.mixtures)]
 
     def is_plain(at: str) -> bool:
         return together is not None and shape.stored is not None and shape.stored.scheme_of(at + together) is None
 
-    each = [at if is_plain(at) else f"{at}experts.{index}." for at in mixtures for index in range(count)]
-    return _alike(shape, each, shape.mlp_names)
-
-
-@cache
-def _latents(shape: ModelShape) -> tuple[tuple[str, int], ...]:
-    """The same of mixtures whose experts read latents."""
-    layers = _with_experts(shape) if shape.experts is not None and shape.experts.latent else ()
-    mixtures = (shape.mlp_names.within(f"model.layers.{index}.") for index in layers)
-    return alike(shape.stored, mixtures, (BEFORE, BEHIND))
-
-
-def _around(shape: ModelShape, at: str) -> list[Fused]:
-    """Whole on every rank."""
-    latent = 0 if shape.experts is None else shape.experts.latent
-    before, behind = ((at + BEFORE, latent),), ((at + BEHIND, shape.hidden),)
-    return [Fused(before, range(shape.hidden), shape.hidden), Fused(behind, range(latent), latent)]
-
-
-def _with_experts(shape: ModelShape) -> tuple[int, ...]:
-    """Layers that have some."""
-    if shape.experts is None:
-        return ()
-    if shape.blocks:
-        return tuple(layer for layer, kind in enumerate(shape.blocks) if kind == MIXTURE)
-    return tuple(shape.experts.layers(shape.num_layers))
-
-
-def _without_experts(shape: ModelShape, layers: Iterable[int]) -> tuple[tuple[str, int], ...]:
-    return _alike(shape, [shape.mlp_names.without_experts(f"model.layers.{layer}.") for layer in layers])
-
-
-def _alike(shape: ModelShape, mlps: Iterable[str], names: MlpNames | None = None) -> tuple[tuple[str, int], ...]:
-    """mlps: what the names of matrices in one begin with. names: of those, if they are experts."""
-    names = names or shape.mlp_names.plain
-    return alike(shape.stored, mlps, [name for name in (names.gate, names.up, names.down) if name is not None])
-
-
-def _head(shape: ModelShape, shard: Shard) -> Fused:
-    name = "model.embed_tokens" if shape.tied else HEAD
-    return Fused(((name, len(shard.vocab)),), range(shape.hidden), shape.hidden)
+    return tuple(at if is_plain(at) else f"{at}experts.{index}." for at in mixtures for index in range(count))
 
 
 def attention_params(shape: ModelShape, shard: Shard) -> int:
     """Numbers in the matrices of one layer's attention; of the most usual, where they are not alike."""
     shape, shard, _ = max(by_heads(shape, shard), key=lambda layers: len(layers.which))
     matrices = mixing.attention(shape, shard, "")
-    return sum(one.num_rows * len(one.columns) for one in matrices) + mixing.num_made(shape, shard)
+    return sum(one.num_numbers for one in matrices) + _num_made(shape, shard)
 
 
 def _inner_norms(shape: ModelShape, shard: Shard) -> int:
@@ -291,32 +198,6 @@ def _inner_norms(shape: ModelShape, shard: Shard) -> int:
     return min(2, shape.num_made) * shape.head_dim * shape.qk_norm
 
 
-def _mlp(names: MlpNames, at: str, channels: range, size: int, hidden: int) -> list[Fused]:
-    """Of gate and up; of down. at: before their names. channels: of so many, those of a shard. hidden: of what they
-    read."""
-    gate_up = tuple((at + name, len(channels)) for name in (names.gate, names.up) if name is not None)
-    return [Fused(gate_up, range(hidden), hidden), Fused(((at + names.down, hidden),), channels, size)]
-
-
-def _biases(shape: ModelShape, shard: Shard) -> int:
-    """Numbers of those of a layer's attention."""
-    num_lines = len(shard.heads) + (shape.num_made - 1) * len(shard.kv_heads)
-    num_lines += sum(num for _, num in mixing.other_heads(shape, shard))
-    of_qkv = num_lines * shape.head_dim * shape.qkv_bias
-    return of_qkv + shape.hidden * (shape.o_bias and _adds_biases(shard))
-
-
-def _mlp_biases(shape: ModelShape, shard: Shard) -> int:
-    """Of those of one MLP, or expert."""
-    made = 1 if shape.mlp_names.gate is None else 2
-    return made * len(shard.channels) + shape.hidden * _adds_biases(shard)
-
-
-def _adds_biases(shard: Shard) -> bool:
-    """Of what is summed over ranks: one of them does."""
-    return shard.index == 0
-
-
 def _routers(shape: ModelShape) -> int:
     """Numbers of all routers, and of the gates of what is beside experts, which every rank holds."""
     experts = shape.experts
@@ -324,4 +205,4 @@ def _routers(shape: ModelShape) -> int:
         return 0
     has_biases = experts.corrected is not None or experts.biased
     each = experts.count * (shape.hidden + has_biases + experts.apart) + shape.hidden * experts.shared_gated
-    return len(_with_experts(shape)) * each
+    return len(shape.mixtures) * each
