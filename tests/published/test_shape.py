@@ -599,7 +599,7 @@ def test_a_dtype_that_a_models_numbers_do_not_fit_is_refused_before_anything_is_
 def test_each_kind_of_layer_has_its_own_rope() -> None:
     """Stands against the frequencies of one kind in layers of the other, and a window in layers without."""
     spec = resolve(AutoConfig.for_model(**GEMMA | {"num_hidden_layers": 7, "sliding_window": 4}), "there")
-    sliding, full = LayerSpec(1, 4, 4, 2, 256), LayerSpec(0, None, 4, 2, 256)
+    sliding, full = LayerSpec(1, 4), LayerSpec(0, None)
     assert spec.layers == (sliding,) * 5 + (full, sliding)
     assert [float(rope.inverse[1]) for rope in spec.ropes] == pytest.approx([1e6 ** (-1 / 128), 1e4 ** (-1 / 128)])
 
@@ -659,9 +659,9 @@ def test_queries_are_made_of_the_hidden_state_where_a_config_says_null() -> None
     config = {**CONFIG, "model_type": "deepseek_v2", "num_experts_per_tok": 2}
     whole, reduced = (ModelShape.from_config(config | said, "here").latent for said in ({"q_lora_rank": None}, {}))
     assert whole is not None
-    assert whole.names == ("q_proj", "kv_a_proj_with_mqa", "kv_b_proj")
     assert reduced is not None
-    assert reduced.names == ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+    assert (whole.query_name, whole.queries) == ("q_proj", None)
+    assert (reduced.query_name, reduced.queries) == ("q_b_proj", 1536)
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ class Attentions:
         return Norms(self.spec, self.matrices)
 
     def sight(self, layer: LayerSpec) -> Sight:
-        group = layer.num_heads // layer.num_kv_heads
-        return Sight(Heads.of(self._alike(layer).shard.heads, group, layer.head_dim), layer.window, layer.chunked)
+        shape, shard, _ = self._alike(layer)
+        return Sight(Heads.of(shard.heads, shape.group, shape.head_dim), layer.window, layer.chunked)
 
     def _alike(self, layer: LayerSpec) -> Layers:
         """Those with such heads."""
@@ -67,10 +67,10 @@ class Attentions:
         return self.matrices.product(fused.reading(self.width) if self.width else fused)
 
     def sinks(self, at: str, layer: LayerSpec) -> Tensor | None:
-        usual = self.shape.usual
+        (shape, shard, _), usual = self._alike(layer), self.shape.usual
         if usual.sinks is None or not (usual.sinks_everywhere or layer.window):
             return None
-        return self.matrices.wide(at + usual.sinks, (layer.num_heads,), self._alike(layer).shard.heads)
+        return self.matrices.wide(at + usual.sinks, (shape.num_heads,), shard.heads)
 
     def products(self, at: str, layer: LayerSpec) -> tuple[Linear, Linear]:
         """What stands before it, and behind it."""
@@ -81,8 +81,8 @@ class Attentions:
         qkv, o = self._product(self._qkv(at, layer)), self.matrices.product(out)
         if not shape.values:
             return qkv, o
-        filled = Filled(qkv, len(shard.kv_heads), shape.values, layer.head_dim, self.spec.value_scale)
-        return filled, Cut(o, shape.values, layer.head_dim)
+        filled = Filled(qkv, len(shard.kv_heads), shape.values, shape.head_dim, self.spec.value_scale)
+        return filled, Cut(o, shape.values, shape.head_dim)
 
     def _latent_attention(self, at: str, latent: Latent, out: Fused) -> tuple[Linear, Linear]:
         order, key_order = (
@@ -113,15 +113,16 @@ class Attentions:
         fused = mixing.gate(shape, shard, at)
         if shape.gating is None or fused is None:
             return None
-        return HeadGate(self._product(fused), shape.gating, layer.head_dim)
+        return HeadGate(self._product(fused), shape.gating, shape.head_dim)
 
     def head_norms(self, at: str, layer: LayerSpec) -> tuple[Norm | None, Norm | None, Norm | None]:
         """Of queries, keys and values, each head alone. A layer that keeps nothing makes queries alone."""
         spec, norms, keeps = self.spec, self.norms, layer.kept_by is None
+        dim, order = self._alike(layer).shape.head_dim, layer.head_order
         has = spec.shape.qk_norm and not spec.shape.usual.joint_norm
-        queries = norms.of_heads(f"{at}{spec.shape.norms.queries}.weight", layer) if has else None
-        keys = norms.of_heads(f"{at}{spec.shape.norms.keys}.weight", layer) if has and keeps else None
-        plain = norms.without_weight(layer.head_dim)
+        queries = norms.of_heads(f"{at}{spec.shape.norms.queries}.weight", dim, order) if has else None
+        keys = norms.of_heads(f"{at}{spec.shape.norms.keys}.weight", dim, order) if has and keeps else None
+        plain = norms.without_weight(dim)
         if spec.plain_norm and (not spec.shape.usual.turns_first or self._is_turned(layer)):
             queries, keys = plain, plain if keeps else None
         return queries, keys, plain if spec.v_norm and keeps else None
@@ -139,7 +140,7 @@ class Attentions:
         fused = mixing.others(self.shape, self.shard, at)
         if fused is None:
             return None
-        queries = at + self.shape.attention_names[0]
+        queries = at + self.shape.usual.qkv[0]
         num_queries = sum(part.num_rows for part in fused.parts if part.name == queries)
         return Others(self._product(fused), Columns(num_queries, range(num_queries, fused.num_rows)))
 

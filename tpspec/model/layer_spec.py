@@ -24,19 +24,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
     """rope: which of the model's frequencies turn queries and keys here, or None. window: how many last positions a row
-    sees, or None. chunked: those of its chunk of so many, up to it. num_heads: of queries. num_kv_heads, head_dim: as
-    they are cached, see ModelShape. head_order: of the numbers of queries' and keys' heads, such that rope turns a
-    number with the one half a head away; None: as they are stored. is_global: whether its heads are GlobalHeads.
-    reuses_keys: see there. kept_by: the layer whose keys and values it reads, if not its own."""
+    sees, or None. chunked: those of its chunk of so many, up to it. head_order: of the numbers of queries' and keys'
+    heads, such that rope turns a number with the one half a head away; None: as they are stored. is_global: whether its
+    heads are the shape's GlobalHeads. kept_by: the layer whose keys and values it reads, if not its own."""
 
     rope: int | None
     window: int | None
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     head_order: tuple[int, ...] | None = None
     is_global: bool = False
-    reuses_keys: bool = False
     kept_by: int | None = None
     chunked: bool = False
 
@@ -61,12 +56,8 @@ def layers_of(
             name = theta_of(rope[i]) if arch.nope == THETAS else kind
             own = name if name in orders else None
             layers[i] = replace(layers[i], rope=[*orders].index(own), head_order=orders[own])
-    if wide is not None:
-        for i in wide.layers:
-            layers[i] = replace(
-                layers[i], num_heads=wide.num, num_kv_heads=wide.num_kv, head_dim=wide.dim, is_global=True,
-                reuses_keys=wide.reuse_keys,
-            )  # fmt: skip
+    for i in () if wide is None else wide.layers:
+        layers[i] = replace(layers[i], is_global=True)
     for i, kept_by in () if shape.sharing is None else enumerate(shape.sharing.kept_by, shape.sharing.first):
         layers[i] = replace(layers[i], kept_by=kept_by)
     return tuple(layers)

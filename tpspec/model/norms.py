@@ -43,31 +43,31 @@ class Norms:
         bias_D = self.matrices.wide(bias, (size,)) if self.spec.shape.usual.norms_biased else None
         return replace(self.of(name, size), centred=self.spec.centred, bias=bias_D)
 
-    def of_heads(self, name: str, layer: LayerSpec) -> Norm:
-        """Of each query or key head."""
-        norm, order = self.of(name, layer.head_dim), layer.head_order
+    def of_heads(self, name: str, head_dim: int, order: tuple[int, ...] | None) -> Norm:
+        """Of each query or key head. order: see LayerSpec.head_order."""
+        norm = self.of(name, head_dim)
         return norm if order is None else replace(norm, weight=norm.weight[list(order)])
 
     def joint(self, at: str, layer: LayerSpec, shard: Shard, others: Others | None) -> JointNorm:
         """at: what the names of a layer's attention begin with. others: queries and keys, where this shard makes them,
         too."""
-        spec, heads, kept = self.spec, shard.heads, shard.kv_heads
-        num_heads, group, dim = layer.num_heads, layer.num_heads // layer.num_kv_heads, layer.head_dim
+        shape, heads, kept, order = self.spec.shape, shard.heads, shard.kv_heads, layer.head_order
+        group, dim = shape.group, shape.head_dim
         first, end = -(-heads.start // group), -(-heads.stop // group)  # key heads whose first query head is here
         behind = len(heads) - kept.start  # key heads stand behind the queries
-        queries = self._of_some(f"{at}{spec.shape.norms.queries}.weight", num_heads, heads, layer)
-        keys = self._of_some(f"{at}{spec.shape.norms.keys}.weight", layer.num_kv_heads, kept, layer)
+        queries = self._of_some(f"{at}{shape.norms.queries}.weight", shape.num_heads, heads, order)
+        keys = self._of_some(f"{at}{shape.norms.keys}.weight", shape.num_kv_heads, kept, order)
         return JointNorm(
             weight_N=torch.cat([queries, keys]),
-            eps=spec.eps,
+            eps=self.spec.eps,
             own=Columns(len(queries), numbers_of(range(behind + first, behind + end), dim)),
-            all_queries=num_heads * dim,
-            all_keys=layer.num_kv_heads * dim,
+            all_queries=shape.num_heads * dim,
+            all_keys=shape.num_kv_heads * dim,
             others=others,
         )
 
-    def _of_some(self, name: str, num_heads: int, heads: range, layer: LayerSpec) -> Tensor:
+    def _of_some(self, name: str, num_heads: int, heads: range, order: tuple[int, ...] | None) -> Tensor:
         """The weights of some heads."""
-        dim, order = layer.head_dim, layer.head_order
+        dim = self.spec.shape.head_dim
         weight = self.matrices.wide(name, (num_heads * dim,), numbers_of(heads, dim))
         return weight if order is None else weight.view(-1, dim)[:, list(order)].flatten()

@@ -151,7 +151,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
     ropes = _ropes(said, arch)
     growth = growth_alone(said) if arch.tuned else None
     still_rope = None if growth is None else len(ropes)
-    usual = LayerSpec(still_rope, None, shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    usual = LayerSpec(still_rope, None)
     dims: dict[str | None, int] = {FULL: wide.dim} if wide is not None else {}
     orders = {kinds: None if latent else head_order(said, arch, rope) for kinds, rope in ropes.items()}
     if latent is not None and ropes:

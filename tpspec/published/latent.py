@@ -46,12 +46,6 @@ class Latent:
         return "q_proj" if self.queries is None else "q_b_proj"
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Of all matrices before the attention."""
-        reduced = () if self.queries is None else (REDUCED,)
-        return (*reduced, self.query_name, LATENT, MADE)
-
-    @property
     def made(self) -> int:
         """Numbers that each head makes of a latent: of its key, and its value."""
         return self.plain + self.values

@@ -206,13 +206,6 @@ class ModelShape:
         return self.norms.attention is not None and self.norms.mlp is None
 
     @property
-    def attention_names(self) -> tuple[str, ...]:
-        """Of the matrices before it."""
-        if self.latent is not None:
-            return self.latent.names
-        return self.usual.qkv[: self.num_made]
-
-    @property
     def mlp_names(self) -> MlpNames:
         return mlp_names(self.model_type, mixed=self.experts is not None)
 

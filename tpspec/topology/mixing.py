@@ -36,7 +36,7 @@ def qkv(shape: ModelShape, shard: Shard, at: str) -> Fused:
     """Of queries, keys and values, or of those of them that there are."""
     heads, kept = (shard.heads, shape.num_heads), (shard.kv_heads, shape.num_kv_heads)
     sizes = (*heads, shape.head_dim), (*kept, shape.head_dim), (*kept, shape.value_dim)
-    named = zip(shape.attention_names, sizes, strict=False)
+    named = zip(shape.usual.qkv[: shape.num_made], sizes, strict=False)
     parts = [heads_of(at + name, *size, shape.hidden) for name, size in named]
     if shape.gating is not None and shape.gating.own is None:
         parts[0] = _beside_gate(shape, shard, at, range(shape.head_dim))
@@ -58,7 +58,7 @@ def _beside_gate(shape: ModelShape, shard: Shard, at: str, wanted: range) -> Pla
     """Those numbers of each head, of a matrix that makes a gate as long behind its query."""
     each = 2 * shape.head_dim
     picked = tuple(range(head * each + wanted.start, head * each + wanted.stop) for head in range(len(shard.heads)))
-    place = heads_of(at + shape.attention_names[0], shard.heads, shape.num_heads, each, shape.hidden)
+    place = heads_of(at + shape.usual.qkv[0], shard.heads, shape.num_heads, each, shape.hidden)
     return replace(place, picked=picked)
 
 
@@ -68,7 +68,7 @@ def others(shape: ModelShape, shard: Shard, at: str) -> Fused | None:
     here = (shard.heads, shape.num_heads), (shard.kv_heads, shape.num_kv_heads)
     parts = [
         heads_of(at + name, heads, count, shape.head_dim, shape.hidden)
-        for name, (own, count) in zip(shape.attention_names, here, strict=False)
+        for name, (own, count) in zip(shape.usual.qkv, here, strict=False)
         for heads in (range(own.start), range(own.stop, count))
         if heads
     ]
