@@ -14,10 +14,11 @@ from hypothesis import given, settings, strategies as st
 from tests.slow import slowly
 from tpspec.cache.store import Kept, KVStore
 from tpspec.errors import UserError
-from tpspec.model.experts import Mixture, Router
+from tpspec.model.experts import Mixture
 from tpspec.model.linear import Linear, PlainLinear, Scattered, rounded_linear
 from tpspec.model.mlp import GatedMlp
 from tpspec.model.quantized import DequantizedLinear, Quantized, Ready
+from tpspec.model.router import Router
 from tpspec.model.sight import Heads, Shape, Sight
 from tpspec.model.torch_steps import TorchSteps
 from tpspec.published.experts import Experts

@@ -15,9 +15,10 @@ from transformers.models.kolibri1.modeling_kolibri1 import Kolibri1TopKRouter
 from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 
 from tpspec.cache.store import Kept, KVStore
-from tpspec.model.experts import Mixture, Router
+from tpspec.model.experts import Mixture
 from tpspec.model.linear import PlainLinear
 from tpspec.model.mlp import GatedMlp
+from tpspec.model.router import Router
 from tpspec.model.sight import Heads, Shape, Sight
 from tpspec.model.torch_steps import TorchSteps
 from tpspec.published.experts import Experts, experts_of

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from tpspec.engine.hosts import Gathered
 from tpspec.measure.trace import Mark, Round, round_between, samples_of
-from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.matrix_bytes import DTYPE_BYTES
 from tpspec.request import Request
 from tpspec.tokens import NO_DRAFT, TokenTree
 from tpspec.topology.calibration import Calibration, Sample, fit

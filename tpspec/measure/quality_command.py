@@ -24,7 +24,7 @@ from tpspec.model.batch import Carried, Span
 from tpspec.model.loader import load_whole
 from tpspec.prompts import read_prompts
 from tpspec.published.checkpoint import find
-from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.matrix_bytes import DTYPE_BYTES
 from tpspec.published.shape import ModelShape
 from tpspec.published.tokenizers import check_same_tokenizer, difference
 from tpspec.roles.door import guarded, positive

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.measure.trace import samples_of
 from tpspec.published.checkpoint import local
-from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.matrix_bytes import DTYPE_BYTES
 from tpspec.published.shape import shape_of
 from tpspec.topology.caches import kv_bytes_read, num_attended, target_cache
 from tpspec.topology.calibration import Sample, fit

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from tpspec.errors import UserError
-from tpspec.model.experts import Apart, Around, Multiplied, Router, Shared, mixture_of
+from tpspec.model.experts import Apart, Around, Mixture, Multiplied, Shared
 from tpspec.model.limits import Limits
 from tpspec.model.mlp import GatedMlp
+from tpspec.model.router import Router
 from tpspec.published.places import all_of
 from tpspec.topology import feeding
 
@@ -96,7 +97,12 @@ class Mlps:
         stand = self._stand(at, names, experts.count)
         each = (self._expert(at, experts, index, stand) for index in range(experts.count))
         mlps = [parts._gated(fused, limit) for fused in each]
-        return mixture_of(router, mlps, on_card=on_card, whole=whole, around=self._around(at, experts))
+        around = self._around(at, experts)
+        if not on_card:
+            return Mixture(router, mlps, whole=whole, around=around)
+        from tpspec.model.card.experts import CardMixture  # Triton comes with torch for cards only
+
+        return CardMixture(router, mlps, around)
 
     def _expert(self, at: str, experts: Experts, index: int, stand: bool | None) -> list[Fused]:
         """stand: see _stand."""

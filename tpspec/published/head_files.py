@@ -10,7 +10,7 @@ from zipfile import BadZipFile, ZipFile
 from tpspec.errors import UserError
 from tpspec.published.checkpoint import read_config, tensors
 from tpspec.published.defaults import Defaults
-from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.matrix_bytes import DTYPE_BYTES
 from tpspec.published.multimodal import STORAGE
 from tpspec.published.norm_names import USUAL as USUAL_NORMS
 from tpspec.published.shape import ModelShape

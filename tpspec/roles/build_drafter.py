@@ -17,7 +17,7 @@ from tpspec.draft.shapes import MOST_DEPTH, Shape
 from tpspec.draft.sources import make
 from tpspec.engine.remote import Way
 from tpspec.published.checkpoint import find
-from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.matrix_bytes import DTYPE_BYTES
 from tpspec.published.shape import ModelShape
 from tpspec.published.tokenizers import check_same_tokenizer
 from tpspec.roles.fit import draft_pool

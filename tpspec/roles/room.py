@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.comm.gap import in_a_thread
-from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.matrix_bytes import DTYPE_BYTES
 from tpspec.published.shape import ModelShape
 from tpspec.roles.fit import found_drafter
 from tpspec.roles.memory import free_bytes

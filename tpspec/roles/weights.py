@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.errors import UserError
-from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.matrix_bytes import DTYPE_BYTES
 from tpspec.published.shape import ModelShape
 from tpspec.roles.fit import draft_bytes
 from tpspec.roles.memory import free_bytes

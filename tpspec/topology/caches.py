@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tpspec.published.fused import DTYPE_BYTES
 from tpspec.published.head_files import is_assistant, layer_shape
+from tpspec.published.matrix_bytes import DTYPE_BYTES
 from tpspec.topology.shards import by_heads, whole_shard
 from tpspec.topology.sizes import WIDE_BYTES
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tpspec.errors import OutOfMemory, UserError
-from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.matrix_bytes import DTYPE_BYTES
 from tpspec.published.shape import shape_of
 from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.caches import (

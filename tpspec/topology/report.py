@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from tpspec.published.assistants import check_assistant
 from tpspec.published.checkpoint import check_name, local
-from tpspec.published.fused import DTYPE_BYTES
 from tpspec.published.head_files import check_eagle, check_layer, check_medusa, is_assistant
+from tpspec.published.matrix_bytes import DTYPE_BYTES
 from tpspec.published.parallel import mask_of
 from tpspec.published.shape import ModelShape, shape_of
 from tpspec.published.tokenizers import FILE, check_same_tokenizer

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tpspec.published import per_layer
 from tpspec.published.formats import HEAD
-from tpspec.published.fused import DTYPE_BYTES, Held, alike
+from tpspec.published.matrix_bytes import DTYPE_BYTES, Held, alike
 from tpspec.published.places import all_of
 from tpspec.published.short_conv import MODULE
 from tpspec.topology import feeding, mixing

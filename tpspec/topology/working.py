@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from tpspec.published.fused import DTYPE_BYTES
+from tpspec.published.matrix_bytes import DTYPE_BYTES
 from tpspec.topology.caches import num_positions
 from tpspec.topology.shards import by_heads
 from tpspec.topology.sizes import WIDE_BYTES

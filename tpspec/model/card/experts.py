@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.card.router import Tiles
-    from tpspec.model.experts import Around, Router
+    from tpspec.model.experts import Around
     from tpspec.model.linear import Linear
     from tpspec.model.mlp import GatedMlp
+    from tpspec.model.router import Router
     from tpspec.model.steps import Steps
     from tpspec.published.groups import Grid
 

@@ -1,4 +1,4 @@
-"""Where rows of a mixture of experts go on a CUDA card, in Triton: model/experts.py is the reference. Imported on cards
+"""Where rows of a mixture of experts go on a CUDA card, in Triton: model/router.py is the reference. Imported on cards
 only.
 
 What a row is sent to is known on the card alone, and the host never asks: rows are put into tiles of one expert each,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.card.overlap import Overlap
-    from tpspec.model.experts import Router
+    from tpspec.model.router import Router
 
 MOST_SORTED, AT_ONCE = 1024, 32  # pairs that one program puts into tiles; that it looks at at a time
 
