@@ -7,12 +7,13 @@ the cost model predicts of the agreement found. Must not know a model, a file or
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from tpspec.topology.cost import tokens_per_round
 from tpspec.topology.rounds import collectives_per_draft, collectives_per_round
 from tpspec.topology.shards import whole_shard
-from tpspec.topology.sizes import attention_params
+from tpspec.topology.sizes import attention_params, expert_params, held_params
 from tpspec.topology.sublayers import NOTHING, Sublayers
 
 if TYPE_CHECKING:
@@ -64,24 +65,35 @@ class Price:
 
     def _model(self, num_rows: int) -> float:
         """Weights that so many rows read, of the whole model."""
-        shape = self.shape
-        return shape.num_layers * (self._attention + self._mlp(num_rows)) + shape.hidden * shape.vocab
+        weights, experts = _weights(self.shape), self.shape.experts
+        return (
+            weights.model if experts is None else weights.model - weights.experts * (1 - experts.share_read(num_rows))
+        )
 
     @property
     def _attention(self) -> int:
         """Weights of one layer's."""
-        return attention_params(self.shape, whole_shard(self.shape))
+        return _weights(self.shape).attention
 
     def _mlp(self, num_rows: int) -> float:
         """Weights that so many rows read of one layer's, or of its router and experts; of unlike layers the mean."""
-        shape, experts = self.shape, self.shape.experts
-        channel = 3 * shape.hidden
-        if experts is None:
-            return channel * shape.intermediate
-        routed = experts.count * (shape.hidden + experts.share_read(num_rows) * channel * shape.intermediate)
-        mixed = routed + channel * experts.shared
-        dense = channel * experts.dense
-        return dense + len(experts.layers(shape.num_layers)) / shape.num_layers * (mixed - dense)
+        shape = self.shape
+        layers = self._model(num_rows) - shape.hidden * shape.vocab
+        return layers / shape.num_layers - self._attention
+
+
+class _Weights(NamedTuple):
+    """Numbers of a whole model, of all its experts, and of one layer's attention."""
+
+    model: int
+    experts: int
+    attention: int
+
+
+@cache
+def _weights(shape: ModelShape) -> _Weights:
+    whole = whole_shard(shape)
+    return _Weights(held_params(shape, whole), expert_params(shape, whole), attention_params(shape, whole))
 
 
 def search(price: Price, agreement: Callable[[Sublayers], float], tries: int) -> Iterator[Found]:

@@ -69,9 +69,14 @@ def expert_bytes(shape: ModelShape, shard: Shard, dtype: str, quantize: str | No
     return _expert_bytes(shard, _held(shape, shard, dtype, quantize))
 
 
+def held_params(shape: ModelShape, shard: Shard) -> int:
+    """That a shard holds, however they are stored."""
+    return weight_bytes(replace(shape, stored=None), shard, "float32") // DTYPE_BYTES["float32"]
+
+
 def num_params(shape: ModelShape, shard: Shard) -> int:
     """That a shard multiplies a row with, however they are stored: of experts, those that a row is sent to."""
-    held = weight_bytes(replace(shape, stored=None), shard, "float32") // DTYPE_BYTES["float32"]
+    held = held_params(shape, shard)
     if shape.experts is None:
         return held
     idle = shape.experts.count - shape.experts.chosen
