@@ -141,9 +141,10 @@ class Detokenizer:
 
     def __init__(self, text: Text, prompt: Sequence[int], skip_special: bool) -> None:
         self._text, self._skip = text, skip_special
-        tail = list(prompt[-CONTEXT:])
-        # A prompt that ends inside a character is no context: its own last bytes would show up in the answer.
-        self._ids = [] if self._decode(tail).endswith(PARTIAL) else tail
+        # A prompt that ends inside a character is no context: its own last bytes would show up in the answer. Where its
+        # last tokens begin inside one, decoders of bytes may give up all of them.
+        tails = (list(prompt[cut - CONTEXT :]) for cut in range(UNFINISHED + 1))
+        self._ids = next((tail for tail in tails if not self._waits(tail, self._decode(tail))), [])
         self._done, self._known = len(self._ids), self._decode(self._ids)
 
     def step(self, token: int) -> str:
@@ -151,7 +152,7 @@ class Detokenizer:
             return ""
         self._ids.append(token)
         text = self._decode(self._ids)
-        if text.endswith(PARTIAL):
+        if self._waits(self._ids[self._done :], text):
             return self._rid(text) if len(self._ids) - self._done > MOST_WAITING else ""
         if len(text) <= len(self._known):
             return ""
@@ -172,6 +173,17 @@ class Detokenizer:
         piece = self._decode(self._ids)[len(self._known) :]
         self._done, self._known = len(self._ids), self._known + piece
         return piece
+
+    def _waits(self, ids: Sequence[int], text: str) -> bool:
+        """Whether bytes at the end of the text of these may yet become a character. A model may also say what a decoder
+        writes for them: that is one."""
+        if not text.endswith(PARTIAL):
+            return False
+        try:
+            b"".join(map(self._text.spell, ids)).decode()
+        except UnicodeDecodeError:
+            return True
+        return False
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._text.decode(ids, self._skip)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, decoders, models, processors
+from transformers import PreTrainedTokenizerFast
 
 from tpspec.errors import UserError
 from tpspec.serve.asking import completion_asks
@@ -55,6 +56,35 @@ def test_a_character_of_three_tokens_comes_out_whole(text: Text) -> None:
     assert len(ids) == 3
     detokenizer = Detokenizer(text, (), skip_special=True)
     assert [detokenizer.step(token) for token in ids] == ["", "", "日"]
+
+
+@pytest.fixture(scope="module")
+def llama() -> Text:
+    """As Llama 2 has them: decoders strip a text's first space, and take a row of bytes for characters or for none."""
+    words = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "a", "\u2581the"]
+    tokenizer = Tokenizer(models.BPE({word: id for id, word in enumerate(words)}, [], byte_fallback=True))
+    parts = decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence([*parts])
+    return Text(PreTrainedTokenizerFast(tokenizer_object=tokenizer), frozenset(), len(words))
+
+
+@pytest.mark.parametrize(
+    "prompt", ["日本日本日本", "日本日本日本日", "a日本日本日本", "😀😀😀😀😀", "é" * 20, "a\ufffd"]
+)
+def test_the_first_space_behind_a_prompt_of_bytes_is_kept(llama: Text, prompt: str) -> None:
+    """A prompt whose last tokens begin inside a character was no context, and the space was lost."""
+    detokenizer = Detokenizer(llama, llama.encode(prompt), skip_special=True)
+    assert detokenizer.step(llama.vocab_size - 1) == " the"
+
+
+@QUICK
+@given(said=st.text("a日😀\ufffd", max_size=20))
+def test_what_stands_for_characters_that_are_none_is_said_as_any_other(llama: Text, text: Text, said: str) -> None:
+    """Bytes behind it were given up with it, where a decoder takes them as a whole."""
+    for one in (llama, text):
+        detokenizer = Detokenizer(one, one.encode("a"), skip_special=True)
+        pieces = [*map(detokenizer.step, one.encode(said))]
+        assert ("".join(pieces), detokenizer.flush()) == (said, "")
 
 
 @QUICK
