@@ -13,6 +13,8 @@ from tokenizers import Tokenizer, decoders, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from tpspec.errors import UserError
+from tpspec.request import Delta, Logprob, Sampling
+from tpspec.serve.answers import Ask, Reader
 from tpspec.serve.asking import completion_asks
 from tpspec.serve.protocol import CompletionBody
 from tpspec.serve.text import StopFinder, TextStream
@@ -138,6 +140,21 @@ def test_a_prompt_begins_as_it_was_written_where_that_is_asked_for(model_folder:
 
     assert prompt(add_special_tokens=False) == text.encode("a")
     assert prompt() == (1, *text.encode("a"))
+
+
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("written", ["<|im_start|>the 日<|im_end|> bus", "the bus"])
+def test_offsets_lead_to_tokens_of_a_prompt_with_special_ones(text: Text, written: str, skips: bool) -> None:
+    """Against a prompt that spells them, as hand-made chats do: its echo shows them, and offsets passed them over."""
+    ids = text.encode(written)
+    broken = (*text.encode("日")[:2], *ids)
+    for prompt, echo in ((ids, written), (ids, text.decode(ids, skips)), (broken, text.decode(broken, skips))):
+        ask = Ask(prompt, 1, Sampling(), text.eos_ids, skip_special=skips, echo=echo, logprobs=0)
+        (*rated,) = Reader(ask, text, 0).read(Delta(1, (), prompt_logprobs=(Logprob(0.0),) * (len(prompt) - 1))).rated
+        assert [one.token for one in rated] == [*prompt]
+        whole = [one for one in rated if one.token not in text.hidden or text.spell(one.token).decode() in echo]
+        words = [(one.offset, text.spell(one.token).decode(errors="replace")) for one in whole]
+        assert all(echo[at:].lstrip("\ufffd").startswith(word) for at, word in words if "\ufffd" not in word)
 
 
 def test_every_end_of_text_the_folder_names_is_one(text: Text) -> None:

@@ -13,7 +13,7 @@ from tpspec.request import Request
 from tpspec.serve.reasoning import Parts, Thought, splitter_of
 from tpspec.serve.text import TextStream
 from tpspec.serve.tools import AddressedCalls, CallReader, ToolCall
-from tpspec.text import Detokenizer
+from tpspec.text import MOST_WAITING, PARTIAL, Detokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -205,11 +205,17 @@ def _parts(ask: Ask, text: Text) -> Parts | None:
 
 
 def _offsets(ask: Ask, text: Text) -> Iterator[tuple[int, int]]:
-    """Each token of the prompt and where its text begins in the echo."""
-    detokenizer, offset, longest = Detokenizer(text, (), ask.skip_special), 0, len(ask.echo or "")
+    """Each token of the prompt and where its text begins in the echo, which shows special tokens that were written."""
+    detokenizer, offset, echo = Detokenizer(text, (), skip_special=False), 0, ask.echo or ""
     for token in ask.prompt:
-        yield token, min(offset, longest)
-        offset += len(detokenizer.step(token))
+        yield token, min(offset, len(echo))
+        if token not in text.hidden or _stands_at(offset, text.spell(token).decode(), echo):
+            offset += len(detokenizer.step(token))
+
+
+def _stands_at(offset: int, word: str, echo: str) -> bool:
+    """Perhaps behind bytes of no character, which a detokenizer still holds."""
+    return echo[offset : offset + MOST_WAITING + len(word)].lstrip(PARTIAL).startswith(word)
 
 
 def _joined(prompt: Iterator[tuple[int, int]], logprobs: Sequence[Logprob]) -> Iterator[tuple[int, int, Logprob]]:
