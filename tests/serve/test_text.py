@@ -142,6 +142,14 @@ def test_a_prompt_begins_as_it_was_written_where_that_is_asked_for(model_folder:
     assert prompt() == (1, *text.encode("a"))
 
 
+def test_what_is_left_of_free_tokens_is_no_stop_string(text: Text) -> None:
+    """A text of no more than min_tokens was ended by what stands for its last bytes."""
+    ids = text.encode("日")[:2]
+    stream = TextStream(Detokenizer(text, (), skip_special=True), ["\ufffd"], num_free=len(ids))
+    assert stream.feed(ids) == ("", [0, 0])
+    assert (stream.flush(), stream.stopped) == ("\ufffd", False)
+
+
 @pytest.mark.parametrize("skips", [True, False])
 @pytest.mark.parametrize("written", ["<|im_start|>the 日<|im_end|> bus", "the bus"])
 def test_offsets_lead_to_tokens_of_a_prompt_with_special_ones(text: Text, written: str, skips: bool) -> None:

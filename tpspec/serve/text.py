@@ -138,7 +138,8 @@ class TextStream:
     def flush(self) -> str:
         if self.stopped:
             return ""
-        return self._finder.feed(self._detokenizer.flush()) + self._finder.flush()
+        rest = self._detokenizer.flush()
+        return (rest if self._num_free >= 0 else self._finder.feed(rest)) + self._finder.flush()
 
 
 def too_long(size: object, limit: int, param: str) -> ApiError:
