@@ -227,13 +227,28 @@ def test_how_an_answer_arrives_changes_none_of_its_parts(
 
 
 @QUICK
-@given(written=st.lists(st.sampled_from(WRITTEN), max_size=9), sizes=st.lists(st.integers(1, 6), min_size=1))
-def test_a_response_has_the_same_items_however_it_is_cut(harmony: Text, written: list[str], sizes: list[int]) -> None:
-    """Thoughts may come after what is said, and then stand after it."""
-    calling, answer = Calling(CALLS, FUNCTIONS), "".join(written)
-    found = pieces(harmony, answer, BEGIN, sizes, calling=calling) or [Piece(0, finish="stop")]
-    once = pieces(harmony, answer, BEGIN, calling=calling) or found
+@given(
+    written=st.lists(st.sampled_from(WRITTEN), max_size=9),
+    sizes=st.lists(st.integers(1, 6), min_size=1),
+    stops=st.lists(st.sampled_from(["a\na", "日\n", "\n\n"]), max_size=2),
+)
+def test_a_response_has_the_same_items_however_it_is_cut(
+    harmony: Text, written: list[str], sizes: list[int], stops: list[str]
+) -> None:
+    """Thoughts may come after what is said, and then stand after it, be it held back for what may be a stop string."""
+    fields: dict[str, Any] = {"calling": Calling(CALLS, FUNCTIONS), "stops": tuple(stops)}
+    answer = "".join(written)
+    found = pieces(harmony, answer, BEGIN, sizes, **fields) or [Piece(0, finish="stop")]
+    once = pieces(harmony, answer, BEGIN, **fields) or found
     assert response_items.whole(once) == response_items.whole(found) == response_items.streamed(found)
+
+
+@pytest.mark.parametrize("stop", ["Yes.\n\n", "Yes.\nNo!"])
+def test_a_thought_stands_behind_what_may_yet_be_a_stop_string(harmony: Text, stop: str) -> None:
+    """A stream had it first, and the message whole behind it."""
+    answer = f"{FINAL}Yes.<|end|>{BEGIN}{ANALYSIS}Hm.<|end|>{BEGIN}{FINAL}No."
+    items = [("message", "Yes."), ("reasoning", "Hm."), ("message", "\nNo.")]
+    assert response_items.streamed(pieces(harmony, answer, BEGIN, [1], stops=(stop,))) == items
 
 
 def test_thoughts_are_items_before_what_came_of_them(harmony: Text) -> None:

@@ -129,6 +129,8 @@ class Reader:
         self._stream = TextStream(detokenizer, ask.stops, keeps_stop=ask.keeps_stop, num_free=num_free)
         self._prompt = _offsets(ask, text) if ask.rates_prompt else iter(())
         self._calls = None if ask.calling is None or ask.calling.format.is_addressed else CallReader(ask.calling)
+        self._asides: list[Thought | ToolCall] = []  # which wait for what is said before them, and may be a stop string
+        self._num_shown = 0
         self._has_begun = self._has_called = False
 
     def read(self, delta: Delta) -> Piece:
@@ -173,8 +175,12 @@ class Reader:
         """Text of a token. What was thought has left it; so do calls."""
         if self._parts is not None:
             asides, num_thought = self._parts.take()
-            piece.asides += asides
             piece.num_thought += num_thought
+            self._num_shown += len(text)
+            self._asides += asides
+            num_due = sum(is_last or one.offset <= self._num_shown for one in self._asides)
+            piece.asides += self._asides[:num_due]
+            del self._asides[:num_due]
         if self._calls is not None:
             text, calls = self._calls.feed(text)
             piece.asides += calls
