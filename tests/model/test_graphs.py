@@ -239,7 +239,7 @@ def test_nothing_recorded_outlives_the_world() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there kernels run on the card: tests/gpu/test_rounds.py")
-@pytest.mark.parametrize("tree", ["chain", "static"])
+@pytest.mark.parametrize("tree", ["chain", "dynamic"])
 def test_texts_are_those_of_plain_rounds(tree: str, tmp_path: Path) -> None:
     """The law, with every round of few rows recorded on two ranks: stands against a table or an embedding of another
     round. Ranks record the same row counts in the same order, and a round of one layer is three collectives."""
