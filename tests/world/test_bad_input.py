@@ -723,4 +723,4 @@ def test_a_message_longer_than_an_announcement_still_arrives(topology_file: Call
     """A rank's error travels in a note of fixed size; one that does not fit must be cut, not end in a traceback."""
     config_with(hidden_act="x" * 5000)(model)
     message = ends_with_one_message(2, "-m", "tpspec.generate", topology_file(2), "--prompt", "a")
-    assert "hidden_act 'xxx" in message
+    assert "hidden_act is 'xxx" in message
