@@ -1,8 +1,9 @@
-"""What the pages of documentation point at."""
+"""What the pages of documentation point at, and which tests a script names."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,13 @@ def test_every_script_is_named_beside_what_it_measures() -> None:
     imported = {"__init__.py", "serving.py"}
     scripts = {path.name for path in (ROOT / "scripts").glob("*.py")} - imported
     assert set(re.findall(r"`(\w+\.py)`", text)) | set(re.findall(r"scripts/(\w+\.py)", text)) == scripts
+
+
+def test_every_file_with_tests_of_a_card_is_run_by_test_gpu() -> None:
+    """Stands against three files that were written after its list, and never ran on a card."""
+    listed = re.findall(r"^tests=\(.*?\)$", (ROOT / "scripts" / "test-gpu").read_text(encoding="utf-8"), re.M | re.S)
+    words = f'{listed[0]}; printf "%s\\n" "${{tests[@]}}"'
+    run = subprocess.run(["bash", "-c", words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    files = {path for path in (ROOT / "tests").rglob("test_*.py") if re.search(r"mark\.gpu", path.read_text("utf-8"))}
+    assert files <= {path for name in run for path in (ROOT / name, *(ROOT / name).rglob("*.py"))}
+    assert all((ROOT / name).exists() for name in run)
