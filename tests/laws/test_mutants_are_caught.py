@@ -1,4 +1,4 @@
-"""Each known way to lose exactness (facts/algorithms.md 1.6), made on purpose: the enumerated law must show it.
+"""Each known way to lose exactness, made on purpose: the enumerated law must show it.
 
 What these tests stand against is a law test too weak to notice. Each mutant is the real rule with one thing wrong.
 """

@@ -1,6 +1,6 @@
 """The law of every rule is the target's, to rounding, over as many rounds as the text takes; by enumeration.
 
-One round is not enough: noise reused in a later round shows only there (facts: bugs 3 to 5).
+One round is not enough: noise reused in a later round shows only there (bugs 3 to 5 of test_mutants_are_caught.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who holds which slice: exact numbers of the design's examples, and properties for any weights."""
+"""Who holds which slice: exact numbers of examples, and properties for any weights."""
 
 from __future__ import annotations
 

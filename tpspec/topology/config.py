@@ -1,7 +1,7 @@
 """The topology file as frozen models, and its ways in and out: YAML with overrides, JSON between processes.
 
 A field's description says what would be right: it is the second half of its error message. Knows no model's shape, no
-device and no torch; what a draft source is called matters here and in `draft/`, nowhere else.
+device and no torch; what a draft source is called matters in this room and in `draft/`, nowhere else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who holds which slice of a model, over any number of ranks and any weights, without padding.
 
-Integers only: knows no tensors, no files and no devices. Query heads are the unit of attention (design, section 6).
-What a slice takes: sizes.py.
+Integers only: knows no tensors, no files and no devices. Query heads are the unit of attention. What a slice takes:
+sizes.py.
 """
 
 from __future__ import annotations

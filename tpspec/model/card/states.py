@@ -1,7 +1,7 @@
 """Linear attention and short convolutions of a round's rows on a card, by the kernels of delta.py and of
 conv.py; this is their host side.
 
-A round's integers go into a table in the card's memory, as those of torch_steps.py do. Must not know what rows mean.
+A round's integers go into a table in the card's memory, as those of steps.py do. Must not know what rows mean.
 Imported on cards only.
 """
 
