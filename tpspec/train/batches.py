@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tpspec.errors import UserError
-from tpspec.train.taps import groups, padded
+from tpspec.train.taps import PER_SHARD, groups, padded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,7 +88,8 @@ def split(shards: Shards, held_out: float) -> tuple[list[int], list[int]]:
     Raises UserError where there is nothing to learn from, or to measure with.
     """
     if len(shards) < 2:
-        raise UserError("one shard of texts; training needs two, one of them to measure with")
+        num_texts = sum(len(shards.texts(index)) for index in range(len(shards)))
+        raise UserError(f"{num_texts} texts; should hold more than {PER_SHARD}, some of them to measure with")
     greedy = [index for index in range(len(shards)) if any(_is_met(told) for told in shards.texts(index))]
     if not greedy:
         raise UserError("no text with a greedy answer, to measure with; should hold some of temperature 0")
