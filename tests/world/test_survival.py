@@ -58,7 +58,7 @@ class World(Server):
         self.died()
 
     def left_over(self) -> list[Path]:
-        pids = [process.pid for process in self.processes]
+        pids = [self.launcher.pid, *(process.pid for process in self.processes)]
         found = {folder for pid in pids for folder in Path(gettempdir()).glob(f"tpspec-{pid}-*")}
         return sorted(found - self._others)
 
@@ -205,7 +205,7 @@ def test_a_port_in_use_is_said_once_however_often_ranks_may_be_started(folder: P
         world.kill()
     assert world.output.count("Address already in use") == 1
     assert "Traceback" not in world.output
-    assert not list(Path(gettempdir()).glob(f"tpspec-{world.launcher.pid}-*"))
+    assert world.left_over() == []
 
 
 @pytest.mark.slow
