@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.slow import slowly
 from tpspec.published.checkpoint import find
 from tpspec.published.shape import shape_of
 from tpspec.topology.shards import split
@@ -45,7 +46,7 @@ print(peak() - before)
 
 @pytest.mark.real
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux's /proc")
-@pytest.mark.parametrize(("weights", "rank"), [((1, 1), 1), ((3, 1, 2), 1), ((1,), 0)], ids=str)
+@pytest.mark.parametrize(("weights", "rank"), [((3, 1, 2), 1), *slowly(((1, 1), 1), ((1,), 0))], ids=str)
 def test_a_rank_peaks_at_its_bytes(weights: tuple[int, ...], rank: int) -> None:
     """Stands against loading the whole checkpoint, keeping the plain weight beside the packed one, file pages that stay
     mapped, and holes that the allocator keeps (a fifth of the weights): SmolLM2 is 257 MiB, and the second of three

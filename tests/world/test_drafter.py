@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import tiny, tiny_draft
+from tests.slow import slowly
 from tests.worlds import serve, topology
 from tpspec.comm.gap import SWITCH
 from tpspec.errors import OutOfMemory, UserError
@@ -136,9 +137,15 @@ def plain(target: Path) -> list[list[list[int]]]:
     return [serve(topology(target), requests).texts() for requests in batches()]
 
 
+def cases(where: str) -> list[Any]:
+    """Drafters in threads are in test_beside.py, too."""
+    asks = [(where, policy) for policy in POLICIES[where]]
+    return slowly(*asks) if where == "thread" else asks
+
+
 in_every_world = pytest.mark.parametrize(
     ("world", "policy"),
-    [(where, policy) for where in PLACEMENTS for policy in POLICIES[where]],
+    [case for where in PLACEMENTS for case in cases(where)],
     indirect=["world"],
     scope="module",  # else a world is made for every test
 )
