@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import combinations, count, product
 from math import prod
 from pathlib import Path
 
@@ -12,11 +12,11 @@ from hypothesis import given, strategies as st
 from tests.checkpoints import tiny
 from tests.draft.liar import Liar
 from tests.worlds import serve, topology
-from tpspec.comm.messages import Costs
+from tpspec.comm.messages import Cancel, Costs, News, Submit
 from tpspec.engine.engine import Engine
 from tpspec.engine.meter import Meter
 from tpspec.engine.pace import MOST, PROBE_ROUNDS, PROBE_TOKENS, Pace
-from tpspec.request import Request, Sampling
+from tpspec.request import Delta, Request, Sampling
 from tpspec.tokens import Draws, TokenTree, Verdict
 from tpspec.verify.rows import Case
 
@@ -239,3 +239,29 @@ def test_a_liar_is_silenced(target: Path) -> None:
 
     told = serve(topology(target), [Request(0, (5, 6, 7), 120)], drafter=lambda: Liar(256), begin=constant_clock)
     assert told.stats[-1].drafted < 60
+
+
+def test_what_passes_while_nobody_asks_is_no_time_of_a_round(target: Path) -> None:
+    """Stands against a pause that counted where the last request was cancelled: for a hundred rounds then a second
+    seemed to bring hardly a token, and any draft worth waiting for."""
+    costs: list[Costs | None] = []
+
+    def idle_clock(rank: int, engine: Engine) -> None:
+        ticks, hear = count(), engine.hear
+        engine.clock = lambda: next(ticks) * 1e-3
+
+        def after_a_pause(news: News) -> list[Delta]:
+            nonlocal ticks
+            ticks = count(next(ticks) + 10**6 * bool(news.requests))
+            return hear(news)
+
+        engine.hear = after_a_pause  # type: ignore[method-assign]
+
+    serve(
+        topology(target),
+        messages={1: [Submit(Request(0, (5, 6, 7), 40))], 4: [Cancel(0)], 6: [Submit(Request(1, (5, 6, 7), 8))]},
+        begin=idle_clock,
+        watch=lambda engine: costs.append(engine.meter.costs),
+    )
+    assert costs[0] is not None
+    assert costs[0].rate > 1
