@@ -59,11 +59,11 @@ class Levels:
         paths = [path for path in self._shape.paths(ask.num_tokens) if _is_there(path, guess)]
         return _tree(guess, paths, [self._shape.odds(path) for path in paths])
 
-    def judge(self, ask: Ask) -> int | None:
-        """The last guess against what came. How many places in a row it was right about; None without a guess."""
+    def judge(self, ask: Ask) -> list[bool]:
+        """The last guess against what came: whether it was right about each place, up to the first that was wrong."""
         guess = self._guesses.pop(ask.seq, None)
         if guess is None or len(ask.tokens) == guess.base:
-            return None
+            return []
         ranks: list[int | None] = []
         came = ask.tokens[guess.base :]
         for (tokens, all_said), worth, token in zip(guess.candidates, self._worth, came, strict=False):
@@ -74,7 +74,7 @@ class Levels:
                 break
         if self._shape is not None:
             self._shape.saw(ranks)
-        return sum(rank is not None for rank in ranks)
+        return [rank is not None for rank in ranks]
 
 
 def _is_there(path: RankPath, guess: _Guess) -> bool:

@@ -70,7 +70,8 @@ class Pard:
 
     def propose(self, asks: Sequence[Ask]) -> list[TokenTree]:
         for ask in asks:
-            self._judge(ask)
+            for right in self._levels.judge(ask):
+                self._right.add(0, right=right)
         spans = {ask.seq: span for ask in asks if self._pays(ask) and (span := self._span(ask)) is not None}
         able = [ask for ask in asks if ask.seq in spans]
         if not able:
@@ -138,11 +139,6 @@ class Pard:
             self.forget(seq)
             return False
         return True
-
-    def _judge(self, ask: Ask) -> None:
-        right = self._levels.judge(ask)
-        for place in range(0 if right is None else min(right + 1, self._most)):
-            self._right.add(0, right=place < (right or 0))
 
     def _pays(self, ask: Ask) -> bool:
         """Whether a forward brings more than the same time does without; if not, it is tried now and then."""
