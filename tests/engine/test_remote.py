@@ -15,12 +15,13 @@ from tests.checkpoints import tiny
 from tests.draft.table import ask
 from tests.engine.wire import DrafterEnd, Faults, Wire
 from tests.worlds import Told, serve, topology
-from tpspec.comm.messages import Drafts, Reach
+from tpspec.comm.messages import Draft, Drafts, Reach
 from tpspec.engine.engine import Engine
 from tpspec.engine.remote import Elsewhere, RemoteHost, Way
 from tpspec.request import Request, Sampling
 from tpspec.roles.build_drafter import branches_of, build_ahead
 from tpspec.roles.drafter import Drafter
+from tpspec.tokens import TokenTree
 
 SERIAL, OPTIMISTIC, FAN_OUT = Way(), Way(Reach(ahead=True)), Way(Reach(ahead=True, width=3))
 ALTERNATE = Way(alternates=True)
@@ -224,9 +225,6 @@ def test_an_answer_for_another_length_is_late(target: Path, draft: Path) -> None
     wire = Wire(lambda wire: None)  # type: ignore[arg-type, return-value]
     wire.alive = False
     host = RemoteHost(wire, wire.clock.now)
-    from tpspec.comm.messages import Draft
-    from tpspec.tokens import TokenTree
-
     host.ask([ask(1, [1, 2, 3])])
     for base in (2, 4, 3, 3):
         wire.answers.append(Drafts((Draft(1, base, TokenTree.chain([base]), foreseen=True),)))
@@ -234,6 +232,18 @@ def test_an_answer_for_another_length_is_late(target: Path, draft: Path) -> None
     found = host.drafting()
     assert found is not None
     assert (found.hits, found.late) == (1, 3)
+
+
+def test_a_draft_that_came_while_a_text_was_read_anew_is_not_of_the_longer_one() -> None:
+    """Stands against drafts of a text that was preempted, verified behind the token that it gained when it was back."""
+    wire = Wire(lambda wire: None)  # type: ignore[arg-type, return-value]
+    wire.alive = False
+    host = RemoteHost(wire, wire.clock.now)
+    host.ask([ask(1, [1, 2, 3])])
+    wire.answers.append(Drafts((Draft(1, 3, TokenTree.chain([4]), foreseen=False),)))
+    assert host.gather([]).trees == {}
+    host.ask([ask(1, [1, 2, 3, 4])])
+    assert host.gather([1]).trees == {}
 
 
 def test_what_drafters_counted_is_summed_over_all_that_there_have_been() -> None:

@@ -80,7 +80,8 @@ class RemoteHost:
     ) -> None:
         self._link, self._clock, self._turns, self._told_at = link, clock, Turns(), -1.0
         self._foreseen = Foreseen(branches)
-        self.go(*ways)
+        self._ways, self._trials = ways, Trials(len(ways))
+        self._drafts_ahead = any(way.reach.ahead for way in ways)
         self._asks: dict[int, Ask] = {}  # the last of each sequence
         self._told: dict[int, int] = {}  # tokens of it that the drafter knows of
         self._due: dict[int, float] = {}  # since when
@@ -96,11 +97,6 @@ class RemoteHost:
         self._waited_s = 0.0
         self._away = False
 
-    def go(self, *ways: Way) -> None:
-        """Other ways from now on, or a single one."""
-        self._ways, self._trials = ways, Trials(len(ways))
-        self._drafts_ahead = any(way.reach.ahead for way in ways)
-
     def prepare(self, asks: Sequence[Ask]) -> None:
         """The drafter reads a prompt while the target does, and is asked for nothing yet."""
         new = [ask for ask in asks if ask.seq not in self._told]
@@ -113,6 +109,7 @@ class RemoteHost:
         now, was_quiet = self._clock(), not self._due
         for ask in asks:
             self._due.pop(ask.seq, None)
+            self._trees.pop(ask.seq, None)  # of a text that has moved on without it
         if not wanted and not self._gone:
             return
         self._listen(0.0)
@@ -188,7 +185,7 @@ class RemoteHost:
 
     def _look_up(self, ask: Ask) -> TokenTree | None:
         """The draft, where the drafter has told of it before."""
-        if not self._drafts_ahead:  # nothing is kept, and what was before is of another text
+        if not self._drafts_ahead:  # nothing is kept
             return None
         return self._foreseen.tree(ask.seq, ask.num_tokens) or None
 
