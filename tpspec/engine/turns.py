@@ -22,7 +22,7 @@ class Turns:
 
     def next(self, ready: Sequence[int]) -> list[int]:
         """Those of `ready` whose turn it is; all of them while there is only one half."""
-        self._half = {seq: half for seq, half in self._half.items() if seq in set(ready)}
+        self._half = {seq: self._half[seq] for seq in ready if seq in self._half}
         for seq in ready:
             if seq not in self._half:
                 second = sum(self._half.values())

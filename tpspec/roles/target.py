@@ -98,7 +98,7 @@ def follow_rounds(engine: Engine, channel: Channel) -> int:
 
 
 def _news(number: int, messages: Sequence[ToLead], engine: Engine, gathered: Gathered, *, is_heard: bool) -> News:
-    """A request that was cancelled before its first round is in neither list. is_heard: whether others compare digests
+    """A request that was cancelled before its first round does not get one. is_heard: whether others compare digests
     with theirs."""
     cancels = [message.id for message in messages if isinstance(message, Cancel)]
     requests = [message.request for message in messages if isinstance(message, Submit)]
