@@ -137,7 +137,6 @@ def test_waiting_leaves_the_core_to_others() -> None:
     for _ in range(40):
         clock.wait_until(clock.now() + 5e-3)
     assert process_time() - burnt < 0.1 * (perf_counter() - begin)
-    assert 0 < clock.overshoot_s < 2e-3
 
 
 def test_a_moment_that_has_passed_is_not_waited_for() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 
 from tpspec.request import Sampling
 from tpspec.verify.largest import SHORT
-from tpspec.verify.noise import LENGTH, CounterNoise, Stream, _keys
+from tpspec.verify.noise import CounterNoise, Stream, _keys
+from tpspec.verify.words import LENGTH
 
 pytest.importorskip("triton")
 from tests.emulated_card import emulated_card

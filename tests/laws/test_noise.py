@@ -14,7 +14,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from tpspec.verify.noise import LENGTH, CounterNoise, Stream, _mix, _mix_int, _signed
+from tpspec.verify.noise import CounterNoise, Stream
+from tpspec.verify.words import LENGTH, mixed, mixed_int, signed
 
 NOISE = CounterNoise()
 
@@ -28,9 +29,13 @@ def limit(freedom: int) -> float:
     return freedom * (1 - 2 / (9 * freedom) + 5 * math.sqrt(2 / (9 * freedom))) ** 3
 
 
+def gumbel(seed: int, position: int, stream: Stream, ids: torch.Tensor) -> torch.Tensor:
+    return NOISE.gumbels([seed], [position], stream, ids.unsqueeze(0)).squeeze(0)
+
+
 def uniforms(seed: int, position: int, stream: Stream, ids: torch.Tensor) -> torch.Tensor:
     """exp(-exp(-g)) of Gumbel g is uniform."""
-    return (-(-NOISE.gumbel(seed, position, stream, ids)).exp()).exp()
+    return (-(-gumbel(seed, position, stream, ids)).exp()).exp()
 
 
 def assert_uniform(values: torch.Tensor, bins: int = 256) -> None:
@@ -97,14 +102,14 @@ def test_winners_follow_the_softmax() -> None:
 
 def test_wide_and_narrow_words_are_the_same() -> None:
     words = [0, 1, 2**63, 2**64 - 1, 0x0123456789ABCDEF]
-    narrow = np.array([_signed(word) for word in words])
-    assert _mix(narrow).tolist() == [_signed(_mix_int(word)) for word in words]
+    narrow = np.array([signed(word) for word in words])
+    assert mixed(narrow).tolist() == [signed(mixed_int(word)) for word in words]
 
 
 def test_noise_never_changes() -> None:
     """A saved text must come back: these numbers are part of what a seed means."""
     assert NOISE.uniform(42, 7, Stream.accept, 0) == pytest.approx(0.9808201130569515, abs=1e-15)
-    assert NOISE.gumbel(42, 7, Stream.target, torch.tensor([0, 50_000])).tolist() == pytest.approx(
+    assert gumbel(42, 7, Stream.target, torch.tensor([0, 50_000])).tolist() == pytest.approx(
         [1.8828178146123256, 2.7015607988387984]
     )
 
@@ -118,7 +123,7 @@ def reference(scores_TV: torch.Tensor, seeds: list[int], start: int) -> list[tup
     found = []
     for position, (scores_V, seed) in enumerate(zip(scores_TV, seeds, strict=True)):
         ids = torch.arange(start, start + len(scores_V))
-        perturbed = (scores_V.double() + NOISE.gumbel(seed, position, Stream.target, ids)).float()
+        perturbed = (scores_V.double() + gumbel(seed, position, Stream.target, ids)).float()
         found.append((perturbed.max().item(), start + int((perturbed == perturbed.max()).nonzero()[0])))
     return found
 

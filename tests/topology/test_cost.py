@@ -16,7 +16,6 @@ from tpspec.published.shape import ModelShape, shape_of
 from tpspec.topology.caches import kv_bytes_read
 from tpspec.topology.cards import card
 from tpspec.topology.cost import (
-    IDEAL,
     Assumptions,
     Load,
     RankCost,
@@ -35,6 +34,7 @@ from tpspec.topology.rounds import collectives_per_draft
 from tpspec.topology.shards import split
 from tpspec.topology.sublayers import Sublayers
 
+IDEAL = Assumptions({16: 1.0, 8: 1.0, 4: 1.0}, kv=1, arithmetic=1, layer_s=0, head_s=0, host_s=0)
 LLAMA, ROW_BYTES = shape_of("meta-llama/Llama-3.3-70B-Instruct"), 16384
 # Published as 69.6e9 without the embedding, 139.1, 71.7 and 39.1 GB: 69.55e9 is the number that rounds to all four.
 PARAMS, KV = 69.55e9, 4096 * 320 * 1024

@@ -68,11 +68,6 @@ class MonotonicClock:
         self._refine()
         self._overshoot = median(self._slept(TRIAL_S) for _ in range(TRIAL_SLEEPS))
 
-    @property
-    def overshoot_s(self) -> float:
-        """By how much a sleep is late here."""
-        return self._overshoot
-
     def now(self) -> float:
         return perf_counter()
 

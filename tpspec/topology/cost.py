@@ -45,9 +45,6 @@ class Assumptions:
     host_s: float = 100e-6
 
 
-IDEAL = Assumptions(MappingProxyType({16: 1.0, 8: 1.0, 4: 1.0}), kv=1, arithmetic=1, layer_s=0, head_s=0, host_s=0)
-
-
 @dataclass(frozen=True, slots=True)
 class Load:
     """What one rank holds, reads and computes in a step. weights, kv: bytes; kv of the whole context.

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tpspec.verify.noise import FIRST, GOLDEN, LENGTH, SECOND
+from tpspec.verify.words import FIRST, GOLDEN, LENGTH, SECOND
 
 if TYPE_CHECKING:
     from torch import Tensor

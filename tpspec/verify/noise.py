@@ -17,6 +17,7 @@ import torch
 
 from tpspec.staged import sent
 from tpspec.verify.largest import SHORT, largest
+from tpspec.verify.words import GOLDEN, LENGTH, mixed_int, shifted, signed, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,11 +29,7 @@ if TYPE_CHECKING:
     Ints: TypeAlias = npt.NDArray[np.int64]
     Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 
-LENGTH = 64  # ids of a block; fixed, for every choice of it is another noise
 NUM_NEAR = 8  # blocks evaluated first; any number gives the same winner
-WORD = (1 << 64) - 1
-GOLDEN = 0x9E3779B97F4A7C15
-FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 class Stream(IntEnum):
@@ -68,11 +65,8 @@ class Noise(Protocol):
     def best_of(self, scores_S: Tensor, ids_S: Tensor, seed: int, position: int, stream: Stream) -> int:
         """The same for one row and listed ids, with the same noise for the same id; compared in float64."""
 
-    def gumbel(self, seed: int, position: int, stream: Stream, ids: Tensor) -> Tensor:
-        """The noise itself, float64, of any ids, in their shape; for guesses, never for a verdict."""
-
     def gumbels(self, seeds: Sequence[int], positions: Sequence[int], stream: Stream, ids_TS: Tensor) -> Tensor:
-        """The same of several rows, each with ids of its own."""
+        """The noise itself, float64, of any ids of each row; for guesses, never for a verdict."""
 
     def uniform(self, seed: int, position: int, stream: Stream, index: int) -> float:
         """A number in the open interval (0, 1), independent of the Gumbel noise."""
@@ -93,11 +87,8 @@ class CounterNoise:
             self.best(scores_TV, [0], [0], Stream.target, 0)
             largest(scores_TV)  # at temperature 0
 
-    def gumbel(self, seed: int, position: int, stream: Stream, ids: Tensor) -> Tensor:
-        """Gumbel noise of any ids, float64, the shape of ids: the plain reference of `best`."""
-        return self.gumbels([seed], [position], stream, ids.reshape(1, -1)).reshape(ids.shape)
-
     def gumbels(self, seeds: Sequence[int], positions: Sequence[int], stream: Stream, ids_TS: Tensor) -> Tensor:
+        """The plain reference of `best`, too."""
         return torch.from_numpy(_gumbel(_keys(seeds, positions, stream), *_places(ids_TS.numpy())))
 
     def best(
@@ -126,36 +117,22 @@ class CounterNoise:
         return int(listed_S[perturbed_S == perturbed_S.max()].min())
 
     def uniform(self, seed: int, position: int, stream: Stream, index: int) -> float:
-        word = _mix_int(_key(_base(seed, position), stream, Use.coin) + GOLDEN * index)
+        word = mixed_int(_key(_base(seed, position), stream, Use.coin) + GOLDEN * index)
         return ((word >> 12) + 0.5) * 2.0**-52
 
 
-def _mix_int(x: int) -> int:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014) on an unsigned word."""
-    x &= WORD
-    x = (x ^ (x >> 30)) * FIRST & WORD
-    x = (x ^ (x >> 27)) * SECOND & WORD
-    return x ^ (x >> 31)
-
-
-def _signed(x: int) -> int:
-    """The int64 with the bits of a word."""
-    x &= WORD
-    return x - (1 << 64) if x >> 63 else x
-
-
 def _base(seed: int, position: int) -> int:
-    return _mix_int(_mix_int(GOLDEN + seed) + GOLDEN + position)
+    return mixed_int(mixed_int(GOLDEN + seed) + GOLDEN + position)
 
 
 def _key(base: int, stream: Stream, use: Use) -> int:
-    return _mix_int(base + GOLDEN + stream * len(Use) + use)
+    return mixed_int(base + GOLDEN + stream * len(Use) + use)
 
 
 def _keys(seeds: Sequence[int], positions: Sequence[int], stream: Stream) -> npt.NDArray[np.int64]:
     """[3, T, 1]: for each of the three uses of Gumbel noise, one key a row."""
     bases = [_base(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    keys = [[_signed(_key(base, stream, use)) for base in bases] for use in (Use.least, Use.place, Use.each)]
+    keys = [[signed(_key(base, stream, use)) for base in bases] for use in (Use.least, Use.place, Use.each)]
     return np.array(keys, dtype=np.int64).reshape(3, len(bases), 1)
 
 
@@ -167,31 +144,15 @@ def _places(ids: Ints) -> tuple[Ints, Ints]:
     return ids // LENGTH, ids % LENGTH
 
 
-def _shifted(x: Ints, bits: int) -> Ints:
-    """Logical shift to the right of int64, which keeps its sign by itself."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _mix(x: Ints) -> Ints:
-    """`_mix_int` on int64, whose products wrap."""
-    x = (x ^ _shifted(x, 30)) * _signed(FIRST)
-    x = (x ^ _shifted(x, 27)) * _signed(SECOND)
-    return x ^ _shifted(x, 31)
-
-
-def _words(keys: Ints, counters: Ints) -> Ints:
-    return _mix(keys + counters * _signed(GOLDEN))
-
-
 def _exponential(words: Ints) -> Floats:
     """-log u; u has 52 bits and a half, so that it is neither 0 nor 1."""
-    numbers: Floats = -np.log((_shifted(words, 12) + 0.5) * 2.0**-52)
+    numbers: Floats = -np.log((shifted(words, 12) + 0.5) * 2.0**-52)
     return numbers
 
 
 def _least(keys: Ints, blocks: Ints) -> Floats:
     """The least exponential of each block."""
-    return _exponential(_words(keys[0], blocks)) / LENGTH
+    return _exponential(words_of(keys[0], blocks)) / LENGTH
 
 
 def _gumbel(keys: Ints, blocks: Ints, withins: Ints) -> Floats:
@@ -199,9 +160,9 @@ def _gumbel(keys: Ints, blocks: Ints, withins: Ints) -> Floats:
     ids = blocks * LENGTH + withins
     counters = np.empty((3, *ids.shape), dtype=np.int64)
     counters[:2], counters[2] = blocks, ids
-    words = _words(keys, counters)  # all at once: of few ids, the number of calls is what takes time
+    words = words_of(keys, counters)  # all at once: of few ids, the number of calls is what takes time
     least, own = _exponential(words[::2])
-    place = _shifted(words[1], 58)  # six bits: 0..63
+    place = shifted(words[1], 58)  # six bits: 0..63
     numbers: Floats = -np.log(least / LENGTH + own * (withins != place))
     return numbers
 
