@@ -80,6 +80,14 @@ def test_a_plan_knows_codes_of_linear_attention(kind: str, name: str, tmp_path: 
         assert held_by(quantized, shape, shard) - key_of == weight_bytes(shape, shard, "float32")
 
 
+@pytest.mark.parametrize("kind", ["kimi_linear", "olmo_hybrid"])
+def test_rates_and_what_they_are_made_of_may_be_in_codes(kind: str, tmp_path: Path) -> None:
+    """Stands against a list of names of matrices, which lacked those: they were missing as plain weights."""
+    form = Format(FORMATS["packed"].config, FORMATS["packed"].write, ("a_proj", "b_proj"))
+    quantized, meant = publish(tiny(kind, tmp_path / "plain"), tmp_path, form)
+    assert is_right(quantized, meant, (2, 1))
+
+
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_what_layers_make_of_their_numbers_of_a_token_may_be_in_codes(name: str, tmp_path: Path) -> None:
     """As Gemma 4 E2B's and E4B's are."""

@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 Kind = Literal["gptq", "awq", "packed", "int8", "llm_int8", "float8", "float4", "mxfp4", "fp4", "nf4"]
 Table = Literal["e2m1", "e4m3", "fp4", "nf4"]  # what codes may stand for, if not for numbers in even steps
 HEAD = "lm_head"
-LATENTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
-EXPERTS = ("w1", "w2", "w3")
-FEEDING = ("gate_proj", "up_proj", "down_proj", "c_fc", "c_fc_0", "c_fc_1", "c_proj", "fc1", "fc2")
-LINEAR = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "in_proj_a", "in_proj_b", "in_proj_ba", "in_proj", "out_proj")
-PER_LAYER = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
-MATRICES = ("q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "query_key_value", "dense", *LATENTS, *LINEAR,
-            *PER_LAYER, *FEEDING, *EXPERTS, "fc1_latent_proj", "fc2_latent_proj", "shared_mlp.input_linear",
-            "shared_mlp.output_linear", HEAD)  # fmt: skip
+# Modules with matrices that tools do not mean where they say all.
+NO_LINEAR = ("embed_tokens", "block_sparse_moe.input_linear", "block_sparse_moe.output_linear")
 # What a module may consist of besides a weight or its codes, and a bias. Of activations and of the cache they are of no
 # use here: neither is rounded.
 UNUSED = frozenset((
@@ -118,7 +112,7 @@ class Stored:
     named: tuple[tuple[frozenset[str], Scheme | None], ...] = ()
 
     def scheme_of(self, name: str) -> Scheme | None:
-        """Of a module such as model.layers.0.mlp.up_proj; None: a plain weight."""
+        """Of a matrix, by its module's name, such as model.layers.0.mlp.up_proj; None: a plain weight."""
         return _scheme_of(self, name)
 
     @property
@@ -148,18 +142,18 @@ class Stored:
 
 
 def plain_modules(dtypes: Mapping[str, str]) -> frozenset[str]:
-    """Of the matrices in a checkpoint, by its tensors' dtypes as safetensors spells them, those that are no codes."""
+    """Of the modules in a checkpoint, by its tensors' dtypes as safetensors spells them, those that are no codes."""
     parts = defaultdict[str, dict[str, str]](dict)
     for name, dtype in dtypes.items():
         module, _, part = text_name(name).rpartition(".")
-        if module.endswith(MATRICES) and part not in UNUSED and part != "bias":
+        if part not in UNUSED and not part.endswith("bias"):  # which is also what a router chooses by
             parts[module][part] = dtype
     return frozenset(module for module, own in parts.items() if own.keys() == {"weight"} and own["weight"] in PLAIN)
 
 
 @cache
 def _scheme_of(stored: Stored, name: str) -> Scheme | None:
-    if not name.endswith(MATRICES) or name in stored.seen or any(_names(entry, name) for entry in stored.plain):
+    if name in stored.seen or any(_names(entry, name) for entry in stored.plain):
         return None
     of_one = (scheme for names, scheme in stored.named if name in names)
     of_some = (scheme for targets, scheme in stored.schemes if any(_names(one, name) for one in targets))
@@ -171,7 +165,9 @@ def _names(entry: str, name: str) -> bool:
     keep a dot at the end."""
     if entry.startswith(PATTERN):
         return any(re.match(entry.removeprefix(PATTERN), spelling) for spelling in spellings(name))
-    return entry == EVERY or f".{text_name(entry).strip('.')}." in f".{name}."
+    if entry == EVERY:
+        return not name.endswith(NO_LINEAR)
+    return f".{text_name(entry).strip('.')}." in f".{name}."
 
 
 def check_unquantized(stored: Stored | None, quantize: str | None) -> None:
