@@ -22,9 +22,10 @@ from tpspec.topology.placement import Placement
 from tpspec.topology.plan import plan, widths
 from tpspec.topology.planned import topology_of
 from tpspec.topology.proposal import propose, yaml_of
-from tpspec.topology.shards import split
+from tpspec.topology.shards import split, whole_shard
 from tpspec.topology.sizes import layer_bytes, num_params, weight_bytes
 from tpspec.topology.whatif import ACCEPTANCES, CONTEXT, cases, even_load
+from tpspec.topology.working import working_bytes
 
 ROOT = Path(__file__).parents[2]
 LLAMA70, LLAMA1 = "meta-llama/Llama-3.3-70B-Instruct", "meta-llama/Llama-3.2-1B-Instruct"
@@ -364,3 +365,12 @@ def test_a_draft_through_the_shards_pays_for_its_collectives() -> None:
     assert best.draft_s > looked_up.step.seconds(1) / 5
     assert speed(best) < speed(looked_up)
     assert topology_of(wish(draft="early_exit"), best).draft.source == "early_exit"
+
+
+def test_rounds_take_what_the_widest_mlp_makes() -> None:
+    """Stands against layers that keep nothing of a token and have MLPs twice as wide, of which no round was counted."""
+    wide = shape_of("google/gemma-4-E2B-it")
+    assert wide.sharing is not None
+    narrow = replace(wide, sharing=replace(wide.sharing, channels=wide.intermediate))
+    more = [working_bytes(shape, whole_shard(shape), "bfloat16", 4096, 256) for shape in (wide, narrow)]
+    assert more[0] - more[1] == (256 + 64) * 2 * 3 * (wide.sharing.channels - wide.intermediate)

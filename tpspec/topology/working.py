@@ -10,11 +10,13 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from tpspec.published.matrix_bytes import DTYPE_BYTES
+from tpspec.topology import feeding
 from tpspec.topology.caches import num_positions
 from tpspec.topology.shards import by_heads
 from tpspec.topology.sizes import WIDE_BYTES
 
 if TYPE_CHECKING:
+    from tpspec.published.places import Fused
     from tpspec.published.shape import ModelShape
     from tpspec.topology.config import Topology
     from tpspec.topology.shards import Shard
@@ -88,12 +90,25 @@ def working_bytes(
 
 def _row_bytes(shape: ModelShape, shard: Shard, dtype: str) -> int:
     """Of a row where it is widest: between products, and in attention, whose parts are float32."""
-    experts, net, number = shape.experts, shape.delta_net, DTYPE_BYTES[dtype]
-    gated = 3 * max(len(shard.channels), len(shard.dense), len(shard.shared))  # gate and up, and what comes of them
-    if experts is not None:
-        gated = max(gated, experts.chosen * (3 * len(shard.channels) + shape.hidden))
+    net, number = shape.delta_net, DTYPE_BYTES[dtype]
     queries = max(len(one.shard.heads) * one.shape.head_dim for one in by_heads(shape, shard))
     wide = (SPLITS + 2) * queries
     if net is not None:
         wide += 2 * net.row_of(len(shard.delta_keys), len(shard.delta_values))
-    return number * (4 * shape.hidden + gated + 4 * queries) + WIDE_BYTES * wide
+    return number * (4 * shape.hidden + _within_mlps(shape, shard) + 4 * queries) + WIDE_BYTES * wide
+
+
+def _within_mlps(shape: ModelShape, shard: Shard) -> int:
+    """Numbers of a row in the widest MLP, or in the experts that it is sent to, and what each of those gives."""
+    experts, mlps = shape.experts, [feeding.mlp(shape, shard, "", shares=shares) for shares in (False, True)]
+    if experts is None:
+        return max(map(_within, mlps))
+    one = feeding.expert(shape, experts, shard, "")
+    beside = feeding.shared(shape, experts, shard, "")
+    return max(experts.chosen * (_within(one) + one[-1].num_rows), *map(_within, (*mlps, beside)))
+
+
+def _within(mlp: list[Fused]) -> int:
+    """What the first product gives, and what the last reads."""
+    first, last = mlp
+    return first.num_rows + len(last.parts[0].columns)
