@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tpspec.model.builder import Builder
 from tpspec.model.gates import HeadGate
 from tpspec.model.joint_norm import Columns, Others
 from tpspec.model.keeping import Keeper
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
-from tpspec.model.norms import Norms
 from tpspec.model.short_values import Cut, Filled
 from tpspec.model.sight import Heads, Sight
 from tpspec.topology import mixing
@@ -25,34 +25,20 @@ if TYPE_CHECKING:
     from tpspec.model.joint_norm import JointNorm
     from tpspec.model.layer_spec import LayerSpec
     from tpspec.model.linear import Linear
-    from tpspec.model.matrices import Matrices
     from tpspec.model.norm import Norm
-    from tpspec.model.spec import ModelSpec
     from tpspec.published.latent import Latent
     from tpspec.published.places import Fused
-    from tpspec.published.shape import ModelShape
-    from tpspec.topology.shards import Layers, Shard
+    from tpspec.topology.shards import Layers
 
 
 @dataclass(frozen=True, slots=True)
-class Attentions:
+class Attentions(Builder):
     """Of one shard of one checkpoint. at: what the names of a layer's attention begin with. replicates: what a norm of
     all heads is of, which ranks tell each other otherwise. width: numbers of what attention reads; 0: the hidden
     state's."""
 
-    spec: ModelSpec
-    shard: Shard
-    matrices: Matrices
     replicates: bool = False
     width: int = 0
-
-    @property
-    def shape(self) -> ModelShape:
-        return self.spec.shape
-
-    @property
-    def norms(self) -> Norms:
-        return Norms(self.spec, self.matrices)
 
     def sight(self, layer: LayerSpec) -> Sight:
         shape, shard, _ = self._alike(layer)

@@ -7,6 +7,7 @@ Shapes: T rows of the round, D hidden, H query heads and G kv heads of this shar
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ class MlpLayer(AnyLayer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixingLayer(AnyLayer):
+class MixingLayer(AnyLayer, ABC):
     """A layer whose rows tell each other something before its MLP. attention_norm, attention_out_norm: of what that
     reads, and of the whole sums that it gives; or None."""
 
@@ -67,10 +68,10 @@ class MixingLayer(AnyLayer):
         """Of what ranks sum behind it."""
         return None
 
+    @abstractmethod
     def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
         """What its rows tell each other: this shard's part of the sum, [T, D]; of a layer with a late norm what that is
         to be made of, [T, Y]. comm: for a norm over ranks' heads."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

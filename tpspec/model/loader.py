@@ -16,6 +16,7 @@ from tpspec.cache.store import Kept, KVStore
 from tpspec.comm.communicator import OneRank
 from tpspec.model.architecture import FINAL_NORM
 from tpspec.model.attentions import Attentions
+from tpspec.model.builder import Builder
 from tpspec.model.convolutions import Convolutions
 from tpspec.model.decoder import Decoder
 from tpspec.model.embedding import TABLE, Embedding, Joined, Tables, head_of
@@ -24,7 +25,6 @@ from tpspec.model.linear import Capped
 from tpspec.model.matrices import Matrices
 from tpspec.model.mixers import Mixers
 from tpspec.model.mlps import Mlps
-from tpspec.model.norms import Norms
 from tpspec.model.per_layer import LayerInputs, TokenInputs
 from tpspec.model.rope import Rope
 from tpspec.model.sight import Shape
@@ -59,17 +59,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Loader:
+class Loader(Builder):
     """Reads one shard of one checkpoint. replicates: see Attentions."""
 
-    spec: ModelSpec
-    shard: Shard
-    matrices: Matrices
     replicates: bool = False
-
-    @property
-    def shape(self) -> ModelShape:
-        return self.spec.shape
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,10 +71,6 @@ class Loader:
     @property
     def device(self) -> torch.device:
         return self.matrices.device
-
-    @property
-    def norms(self) -> Norms:
-        return Norms(self.spec, self.matrices)
 
     @property
     def attentions(self) -> Attentions:

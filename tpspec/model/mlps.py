@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from tpspec.errors import UserError
+from tpspec.model.builder import Builder
 from tpspec.model.experts import Apart, Around, Mixture, Multiplied, Shared
 from tpspec.model.limits import Limits
 from tpspec.model.mlp import GatedMlp
@@ -25,29 +26,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tpspec.model.matrices import Matrices
     from tpspec.model.mlp import Mlp
-    from tpspec.model.spec import ModelSpec
     from tpspec.published.experts import Experts
     from tpspec.published.mlp_names import MlpNames
     from tpspec.published.places import Fused
-    from tpspec.published.shape import ModelShape
-    from tpspec.topology.shards import Shard
 
 EXPERTS_NORM = "pre_feedforward_layernorm_2"  # where they have one of their own
 
 
 @dataclass(frozen=True, slots=True)
-class Mlps:
+class Mlps(Builder):
     """Of one shard of one checkpoint."""
-
-    spec: ModelSpec
-    shard: Shard
-    matrices: Matrices
-
-    @property
-    def shape(self) -> ModelShape:
-        return self.spec.shape
 
     def of_layer(self, index: int, layer: str, *, whole: bool) -> Mlp:
         """layer: what the names of its modules begin with."""
