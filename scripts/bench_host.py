@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.model.decoder import Decoder
+    from tpspec.model.delta_net import Made
     from tpspec.model.sight import Heads
 
 CPU, CARD = torch.device("cpu"), (8, 6)  # compute capability
@@ -134,8 +135,8 @@ class Steps(CardSteps):
         heads = layer.sight.heads
         return qkv_TX[:, : heads.num * heads.dim]
 
-    def linear_attention(self, layer: Any, mixed_TM: Tensor, rates_TH: Tensor, gate_TX: Tensor, *_: Any) -> Tensor:
-        return gate_TX
+    def linear_attention(self, layer: Any, made: Made, *_: Any) -> Tensor:
+        return made.gate_TX
 
     def gate(self, gate_up_TC: Tensor, *_: Any) -> Tensor:
         return gate_up_TC.chunk(2, -1)[0]

@@ -16,7 +16,7 @@ from tpspec.cache.states import StateSizes, StateStore
 from tpspec.cache.store import Kept, KVStore
 from tpspec.model.batch import Carried, Span
 from tpspec.model.compiled import CompiledSteps, compiled_rows
-from tpspec.model.delta_net import Mixer
+from tpspec.model.delta_net import Made, Mixer
 from tpspec.model.layers import LinearLayer
 from tpspec.model.norm import Norm
 from tpspec.model.sight import Heads, Shape, Sight
@@ -103,7 +103,7 @@ class Case:
         rows = [table[[*tokens, *[0] * padding]] for table in self.products]
         squares_T = torch.zeros(len(rows[0]), device=rows[0].device) if self.late else None
         round = self.steps.begin(spans, len(tokens) + padding)
-        made = self.steps.linear_attention(self.layer, *rows, round, squares_T)[: len(tokens)].float()
+        made = self.steps.linear_attention(self.layer, Made(*rows, squares_T), round)[: len(tokens)].float()
         if squares_T is not None:  # the norm of what is here alone
             made = made * torch.rsqrt(squares_T[: len(tokens), None] / made.shape[1] + 1e-6)
         return made.to(CPU, copy=True)

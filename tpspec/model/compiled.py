@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.cache.store import Cells, KVStore
     from tpspec.model.batch import Span
+    from tpspec.model.delta_net import Made
     from tpspec.model.layers import ConvLayer, Layer, LinearLayer
     from tpspec.model.linear import Linear
     from tpspec.model.norm import Norm
@@ -184,21 +185,12 @@ class CompiledSteps(WithoutKernels):
                 raise MemoryError("attention over the cache found no memory for its scores")
         return attended
 
-    def linear_attention(
-        self,
-        layer: LinearLayer,
-        mixed_TM: Tensor,
-        rates_TH: Tensor,
-        gate_TX: Tensor,
-        round: CompiledRound,
-        squares_T: Tensor | None = None,
-    ) -> Tensor:
+    def linear_attention(self, layer: LinearLayer, made: Made, round: CompiledRound) -> Tensor:
         assert self._states is not None, "a decoder with such layers has a store for them"
         buffers = self._of(round.num_rows)
         if buffers.answered is None:
-            buffers.answered = torch.zeros_like(gate_TX)
-        products = mixed_TM, rates_TH, gate_TX
-        self._states.linear_attention(layer, *products, round.courses, buffers.answered, squares_T)
+            buffers.answered = torch.zeros_like(made.gate_TX)
+        self._states.linear_attention(layer, made, round.courses, buffers.answered)
         return buffers.answered
 
     def convolved(self, layer: ConvLayer, made_TX: Tensor, round: CompiledRound) -> Tensor:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.model.batch import Span
     from tpspec.model.courses import Course
-    from tpspec.model.delta_net import Mixer
+    from tpspec.model.delta_net import Made, Mixer
     from tpspec.model.layers import ConvLayer, LinearLayer
     from tpspec.model.short_conv import GatedConv
 
@@ -87,24 +87,16 @@ class CompiledStates:
         """Addresses of the spans' courses, which point at what goes into `kept`."""
         return [ctypes.addressof(_Course.of(course, kept)) for course in courses(spans, self._store)]
 
-    def linear_attention(
-        self,
-        layer: LinearLayer,
-        mixed_TM: Tensor,
-        rates_TH: Tensor,
-        gate_TX: Tensor,
-        courses: list[int],
-        out_TX: Tensor,
-        squares_T: Tensor | None,
-    ) -> None:
+    def linear_attention(self, layer: LinearLayer, made: Made, courses: list[int], out_TX: Tensor) -> None:
         """See `Steps`; into out [T, H V], but for padding."""
         if layer.index not in self._layers:
             self._layers[layer.index] = _Delta.of(layer.mixer, self._store, layer.index)
         at = ctypes.addressof(self._layers[layer.index])
-        products = [x.data_ptr() for x in (mixed_TM, rates_TH, gate_TX, out_TX)]
+        *products, squares_T = made
+        addresses = [x.data_ptr() for x in (*products, out_TX)]
         squares = None if squares_T is None else squares_T.data_ptr()
         for course in courses:
-            if self._delta(at, course, *products, squares):
+            if self._delta(at, course, *addresses, squares):
                 raise MemoryError("linear attention found no memory for its rows")
 
     def convolved(self, layer: ConvLayer, made_TX: Tensor, courses: list[int], out_TM: Tensor) -> None:

@@ -12,7 +12,7 @@ and a value, F decays of all heads, X = M + H + F.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,16 @@ LEAST = 1e-6  # in the length of a query or key, as transformers
 LEFT, ABSENT = -1, -2  # rows of a group that are not the round's: of an earlier one, and none
 
 T = TypeVar("T")
+
+
+class Made(NamedTuple):
+    """What a mixer's products make of rows, but for `out`: mixed [T, M], rates [T, H + F], gate [T, H V]. squares: of a
+    late norm, which is then not made: sums of those of each row's numbers are added there, [T] in float32; or None."""
+
+    mixed_TM: Tensor
+    rates_TH: Tensor
+    gate_TX: Tensor
+    squares_T: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,10 @@ class Mixer:
     def sums(self) -> bool:
         """See delta_rule.py."""
         return self.skips_H is not None
+
+    def made(self, x_TD: Tensor) -> Made:
+        products = self.mixed(x_TD), self.rates(x_TD), self.gate(x_TD)
+        return Made(*products, None if self.late is None else torch.zeros(len(x_TD), device=x_TD.device))
 
     def rows(self, inputs_BRKX: Tensor, absent_BR: Tensor) -> Rows:
         """Of what the convolution of each row sees. absent: no rows, which change nothing."""
@@ -163,16 +177,9 @@ class Round:
         groups = [Group.of(some, places, device) for some in [short, *apart] if some]
         return cls(store, sent([~name for name in left], device), groups, whole)
 
-    def answered(
-        self,
-        mixer: Mixer,
-        layer: int,
-        mixed_TM: Tensor,
-        rates_TH: Tensor,
-        gate_TX: Tensor,
-        squares_T: Tensor | None = None,
-    ) -> Tensor:
-        """What the mixer's `out` reads, [T, H V], of its other products; the states go on. squares: as of Steps."""
+    def answered(self, mixer: Mixer, layer: int, made: Made) -> Tensor:
+        """What the mixer's `out` reads, [T, H V]; the states go on."""
+        mixed_TM, rates_TH, gate_TX, squares_T = made
         row_TX = torch.cat([mixed_TM, rates_TH], 1)
         left_LX = self.store.of(layer).left.flatten(0, 1)[self.left_L]
         inputs = torch.cat([row_TX, left_LX, row_TX.new_zeros(1, row_TX.shape[1])])

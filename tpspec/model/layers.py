@@ -11,8 +11,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -121,14 +119,13 @@ class LinearLayer(MixingLayer):
         return self.mixer.late
 
     def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
-        mixer = self.mixer
-        products = mixer.mixed(x_TD), mixer.rates(x_TD), mixer.gate(x_TD)
+        mixer, made = self.mixer, self.mixer.made(x_TD)
+        given_TD = mixer.out(steps.linear_attention(self, made, round))
         if mixer.late is None:
-            return mixer.out(steps.linear_attention(self, *products, round))
+            return given_TD
         assert comm is not None, "as of a joint norm"
-        squares_T = torch.zeros(len(x_TD), device=x_TD.device)
-        made_TD = mixer.out(steps.linear_attention(self, *products, round, squares_T))
-        return mixer.late.partly(made_TD, squares_T, steps, comm)
+        assert made.squares_T is not None, "what has a late norm makes them"
+        return mixer.late.partly(given_TD, made.squares_T, steps, comm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

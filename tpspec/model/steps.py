@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tpspec.comm.meeting import Meeting
     from tpspec.model.batch import Span
+    from tpspec.model.delta_net import Made
     from tpspec.model.gates import HeadGate
     from tpspec.model.joint_norm import Columns, JointNorm
     from tpspec.model.late_norm import LateNorm
@@ -69,17 +70,8 @@ class Steps(Protocol):
     def weighed(self, attended_TX: Tensor, gate: HeadGate, x_TD: Tensor) -> Tensor:
         """By the gate of what attention read, [T, H * E]."""
 
-    def linear_attention(
-        self,
-        layer: LinearLayer,
-        mixed_TM: Tensor,
-        rates_TH: Tensor,
-        gate_TX: Tensor,
-        round: Any,
-        squares_T: Tensor | None = None,
-    ) -> Tensor:
-        """What the mixer's `out` reads, [T, H V], of its other products; texts' states go on. squares: of a late norm,
-        which is then not made; sums of those of each row's numbers come there, in float32."""
+    def linear_attention(self, layer: LinearLayer, made: Made, round: Any) -> Tensor:
+        """What the mixer's `out` reads, [T, H V], of what its other products made; texts' states go on."""
 
     def convolved(self, layer: ConvLayer, made_TX: Tensor, round: Any) -> Tensor:
         """What the `out` of a short convolution reads, [T, M], of what its `made` gives; what is left goes on."""

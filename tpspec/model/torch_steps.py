@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tpspec.cache.store import KVStore, Slots
     from tpspec.model.attention import Attend
     from tpspec.model.batch import Span
+    from tpspec.model.delta_net import Made
     from tpspec.model.gates import HeadGate
     from tpspec.model.joint_norm import Columns, JointNorm
     from tpspec.model.late_norm import LateNorm
@@ -170,17 +171,9 @@ class TorchSteps(WithoutKernels):
         q_THE = qk_TXE[:, :H]
         return self._attended(layer, q_THE if layer.rope is None else round.turns[layer.rope].grown(q_THE), round)
 
-    def linear_attention(
-        self,
-        layer: LinearLayer,
-        mixed_TM: Tensor,
-        rates_TH: Tensor,
-        gate_TX: Tensor,
-        round: TorchRound,
-        squares_T: Tensor | None = None,
-    ) -> Tensor:
+    def linear_attention(self, layer: LinearLayer, made: Made, round: TorchRound) -> Tensor:
         assert isinstance(round.states, StateRound), "a decoder with such layers has a store for them"
-        return round.states.answered(layer.mixer, layer.index, mixed_TM, rates_TH, gate_TX, squares_T)
+        return round.states.answered(layer.mixer, layer.index, made)
 
     def convolved(self, layer: ConvLayer, made_TX: Tensor, round: TorchRound) -> Tensor:
         assert isinstance(round.states, ConvRound), "a decoder with such layers has a store for them"

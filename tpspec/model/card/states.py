@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tpspec.cache.states import StateStore
     from tpspec.model.batch import Span
     from tpspec.model.card.overlap import Overlap
+    from tpspec.model.delta_net import Made
     from tpspec.model.layers import ConvLayer, LinearLayer
 
 TILE = 4096  # numbers of a state that a program holds in registers: 32 a thread
@@ -97,16 +98,9 @@ class CardStates:
     def left(self) -> None:
         self._table.left()
 
-    def linear_attention(
-        self,
-        layer: LinearLayer,
-        mixed_TM: Tensor,
-        rates_TH: Tensor,
-        gate_TX: Tensor,
-        num_spans: int,
-        squares_T: Tensor | None = None,
-    ) -> Tensor:
+    def linear_attention(self, layer: LinearLayer, made: Made, num_spans: int) -> Tensor:
         """See `Steps`. num_spans: at most."""
+        mixed_TM, rates_TH, gate_TX, squares_T = made
         mixer, held, sizes, table = layer.mixer, self._store.of(layer.index), self._store.sizes, self._table.there
         T, H, G, K, V = len(mixed_TM), sizes.num_heads, mixer.num_keys, sizes.key_dim, sizes.value_dim
         num_left, before, X, most_rows = self._store.num_rows, sizes.num_before, sizes.row, self._most_rows

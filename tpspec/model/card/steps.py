@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tpspec.cache.store import Cells, KVStore
     from tpspec.comm.meeting import Meeting
     from tpspec.model.batch import Span
+    from tpspec.model.delta_net import Made
     from tpspec.model.gates import HeadGate
     from tpspec.model.joint_norm import Columns, JointNorm
     from tpspec.model.late_norm import LateNorm
@@ -230,18 +231,9 @@ class CardSteps:
             )  # fmt: skip
         return out_TX
 
-    def linear_attention(
-        self,
-        layer: LinearLayer,
-        mixed_TM: Tensor,
-        rates_TH: Tensor,
-        gate_TX: Tensor,
-        round: Any,
-        squares_T: Tensor | None = None,
-    ) -> Tensor:
+    def linear_attention(self, layer: LinearLayer, made: Made, round: Any) -> Tensor:
         assert self._states is not None, "a decoder with such layers has a store for them"
-        num_spans = self._num_spans(len(mixed_TM))
-        return self._states.linear_attention(layer, mixed_TM, rates_TH, gate_TX, num_spans, squares_T)
+        return self._states.linear_attention(layer, made, self._num_spans(len(made.mixed_TM)))
 
     def convolved(self, layer: ConvLayer, made_TX: Tensor, round: Any) -> Tensor:
         assert self._states is not None, "as above"
