@@ -1,7 +1,7 @@
 """Architectures as data: what differs between the decoder-only models we run, and nothing else.
 
-To add one, add a declaration, and what its config.json leaves out (published/dense_types.py or mixed_types.py). Must
-not know shards, or tensors' values.
+To add one, add a declaration, and what its config.json leaves out (published/model_types.py says where). Must not know
+shards, or tensors' values.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tpspec.published.dense_types import DENSE_TYPES
-from tpspec.published.mixed_types import MIXED_TYPES
+from tpspec.published.types_a_to_g import A_TO_G
+from tpspec.published.types_h_to_m import H_TO_M
+from tpspec.published.types_n_to_z import N_TO_Z
 
-MODEL_TYPES = DENSE_TYPES | MIXED_TYPES
+MODEL_TYPES = A_TO_G | H_TO_M | N_TO_Z

@@ -1,6 +1,6 @@
 """What the norms of a layer are called.
 
-Data. Which types of models have which is dense_types.py's and mixed_types.py's matter.
+Data. Which types of models have which is the matter of the tables of model_types.py.
 """
 
 from __future__ import annotations
