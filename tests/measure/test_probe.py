@@ -74,7 +74,7 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_p
     ended = probe(2, "--out", str(tmp_path / "nowhere" / "mylink.yaml"), "--rounds", "1000000")
     assert ended.returncode != 0
     assert ended.stderr.count("cannot be written") == 1
-    assert "is no directory" in ended.stderr
+    assert "should be a file in a folder that exists" in ended.stderr
 
 
 @dataclass

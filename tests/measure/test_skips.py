@@ -106,7 +106,7 @@ def test_a_file_in_no_folder_is_refused_before_the_search(
     assert main(["skips", str(target), "--out", str(out)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err == f"tpspec: error: --out {out}: should be a file in a folder that exists\n"
+    assert printed.err == f"tpspec: error: --out {out}: cannot be written: should be a file in a folder that exists\n"
 
 
 @pytest.mark.parametrize("text", ["[]", '{"attention": [1]}', '{"attention": [6], "mlp": []}', "nonsense"])

@@ -36,6 +36,7 @@ from tpspec.roles.door import add_topology_options, find_place, guarded, open_se
 from tpspec.roles.seat import Seat
 from tpspec.text import Text
 from tpspec.topology.config import Topology
+from tpspec.written import check, write as write_file
 
 MODULE = "tpspec.measure"
 NOTHING = "every answer ended with its first token: there is nothing to compare; try other prompts"
@@ -63,7 +64,8 @@ def _run(options: argparse.Namespace) -> int:
 def _savings(options: argparse.Namespace) -> int:
     """Faults that every rank sees come first, so that no rank waits for another that has gone."""
     for option, path in (("--html", options.html), ("--trace", options.trace)):
-        _refuse_file(option, path)
+        if path is not None:
+            check(path, option)
     prompts = _prompts(options.prompts)
     if options.sources is not None:
         return _side_by_side(options, parsed(options.sources), prompts)
@@ -197,19 +199,9 @@ def _prompts(path: Path | None) -> list[Prompt] | None:
     return None if path is None else read_prompts(path, find_place().world_size)
 
 
-def _refuse_file(option: str, path: Path | None) -> None:
-    """Before minutes of measuring, not after."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise UserError(f"{option} {path}: should be a file in a folder that exists")
-
-
 def _write(path: Path | None, page: Callable[[], str]) -> None:
-    if path is None:
-        return
-    try:
-        path.write_text(page(), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--html {path}: cannot be written: {error.strerror}") from error
+    if path is not None:
+        write_file(path, page(), "--html")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -23,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from tpspec import written
 from tpspec.comm.communicator import Purpose
 from tpspec.comm.distributed import SHARING, Place, Transport, World, join_world
 from tpspec.comm.replay_time import seconds_in_graph
@@ -86,16 +87,8 @@ def _agree_on_file(world: World, out: Path | None) -> None:
 
 
 def _file_fault(out: Path) -> str:
-    # os.path, for a Path raises where a name is too long.
-    if not os.path.isdir(out.parent):
-        why = f"{out.parent} is no directory"
-    elif os.path.isdir(out):
-        why = "it is a directory"
-    elif not os.access(out if os.path.exists(out) else out.parent, os.W_OK):
-        why = "no permission"
-    else:
-        return ""
-    return f"--out {str(out)[:MOST_SHOWN]}: cannot be written: {why[:MOST_SHOWN]}"
+    why = written.fault(out)
+    return f"--out {str(out)[:MOST_SHOWN]}: cannot be written: {why}" if why else ""
 
 
 # --- measuring ---
@@ -299,10 +292,7 @@ def _slope(figures: Sequence[Figure]) -> tuple[float, str]:
 
 def write_table(out: Path, table: LinksFile) -> None:
     """Written once the project's own reader has read it back. Raises UserError where it cannot be."""
-    try:
-        out.write_text(dump_links(table), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
+    written.write(out, dump_links(table), "--out")
     link(str(out))
 
 

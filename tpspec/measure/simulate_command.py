@@ -24,6 +24,7 @@ from tpspec.roles.door import guarded, positive
 from tpspec.topology.cards import parse_gpus
 from tpspec.topology.config import PipelineConfig, load
 from tpspec.topology.report import table
+from tpspec.written import check, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +42,8 @@ def simulation(arguments: Sequence[str]) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.timeline is not None:
+        check(options.timeline, "--timeline")
     topology = load(options.topology, options.set)
     refuse_plain_topology(topology)
     recordings = _recordings(options)
@@ -62,7 +65,8 @@ def _run(options: argparse.Namespace) -> int:
     if options.calibrate:
         found["check"] = checked(topology, recordings)
     if options.timeline is not None:
-        _write(options.timeline, json.dumps(chrome_trace({way: one.timeline for way, one in ways.items()})))
+        drawn = chrome_trace({way: one.timeline for way, one in ways.items()})
+        write(options.timeline, json.dumps(drawn), "--timeline")
     text = json.dumps(found) if options.json else "\n".join(_lines(found))
     sys.stdout.write(text + "\n")
     return 0
@@ -185,13 +189,6 @@ def _draft_tokens(options: argparse.Namespace, topology: Topology) -> int | None
     """None: as many as pay."""
     tokens = options.tokens or topology.draft.tokens
     return None if tokens == "auto" else tokens
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--timeline {path}: cannot be written: {error.strerror}") from error
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -30,6 +30,7 @@ from tpspec.text import Text
 from tpspec.topology.report import table
 from tpspec.topology.sources import check_thins
 from tpspec.topology.sublayers import FILE, Sublayers
+from tpspec.written import check, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,8 +50,7 @@ def skips(arguments: Sequence[str]) -> int:
 def _run(options: argparse.Namespace) -> int:
     folder = find(options.model)
     path = options.out or folder / FILE
-    if path.is_dir() or not path.parent.is_dir():
-        raise UserError(f"--out {path}: should be a file in a folder that exists")
+    check(path, "--out")
     text, shape = Text.load(folder), ModelShape.of(folder)
     check_thins(shape)
     prompts = _prompts(text, options)
@@ -67,7 +67,8 @@ def _run(options: argparse.Namespace) -> int:
         raise UserError(f"{options.model} can do without none of its sublayers: no token of such a draft is right")
     best = max(found, key=lambda one: one.speed)
     sys.stdout.write("\n".join(_lines(found, best)) + "\n")
-    _write(path, best)
+    said = json.dumps(best.left_out.dump() | {"agreement": best.agreement})
+    write(path, f"{said}\n", "--out")
     sys.stdout.write(f"wrote {path}\n")
     return 0
 
@@ -155,13 +156,6 @@ def _lines(found: Sequence[Found], best: Found) -> list[str]:
         "",
         f"{len(best.left_out)} sublayers less {verdict} (predicted speed {best.speed:.3f}, plain 1)",
     ]
-
-
-def _write(path: Path, best: Found) -> None:
-    try:
-        path.write_text(json.dumps(best.left_out.dump() | {"agreement": best.agreement}) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}; --out names another file") from error
 
 
 def _parser() -> argparse.ArgumentParser:

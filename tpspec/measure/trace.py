@@ -17,6 +17,7 @@ from tpspec.comm.communicator import Purpose
 from tpspec.comm.messages import Stats, Tally
 from tpspec.errors import UserError
 from tpspec.topology.calibration import Sample
+from tpspec.written import whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -193,10 +194,8 @@ def made_up(
 
 
 def write(path: Path, recordings: Iterable[Recording]) -> None:
-    try:
-        path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in recordings))
-    except OSError as error:
-        raise UserError(f"--trace {path}: cannot be written: {error.strerror}") from error
+    with whole(path, "--trace") as part:
+        part.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in recordings))
 
 
 def read(path: Path) -> list[Recording]:

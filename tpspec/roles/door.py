@@ -27,6 +27,7 @@ from tpspec.roles.agree import agreed, ranks_here, settled
 from tpspec.roles.fit import check_fits
 from tpspec.roles.seat import Seat, seated
 from tpspec.topology.config import Topology, automatic, dump, load
+from tpspec.written import write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -173,15 +174,8 @@ def read_topology(options: argparse.Namespace, place: Place, module: str) -> Top
         needs = f"{topology.name} needs {topology.num_ranks} ranks, this world has {place.world_size}"
         raise UserError(f"{needs}; start it with: {command}")
     if options.save_topology is not None and place.rank == 0:
-        _save(topology, options.save_topology)
+        write(options.save_topology, dump(topology), "--save-topology")
     return topology
-
-
-def _save(topology: Topology, path: Path) -> None:
-    try:
-        path.write_text(dump(topology), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--save-topology {path}: cannot be written: {error.strerror}") from error
 
 
 def pick_device(topology: Topology, place: Place) -> torch.device:

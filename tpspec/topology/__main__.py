@@ -24,6 +24,7 @@ from tpspec.topology.plan import plan
 from tpspec.topology.proposal import propose, yaml_of
 from tpspec.topology.report import describe
 from tpspec.topology.whatif import what_if
+from tpspec.written import write
 
 if TYPE_CHECKING:
     from tpspec.topology.cards import Card
@@ -38,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if str(error):
             print(error, file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -59,7 +62,7 @@ def _plan(options: argparse.Namespace) -> list[str]:
     text, lines = yaml_of(wish, ranking), [*found, *propose(wish, ranking)]
     if options.out is None:
         return [*lines, "", text]
-    _write(options.out, text)
+    write(options.out, text, "--out")
     return [*lines, "", f"wrote {options.out}"]
 
 
@@ -74,13 +77,6 @@ def _box(options: argparse.Namespace) -> tuple[tuple[Card, ...], str | None, lis
     if options.link is not None or len(box.cards) == 1:
         return box.cards, options.link, found
     return box.cards, box.link, [*found, f"link {box.link}: named by its slots, not measured; better: {box.probe}"]
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--out {path}: cannot be written: {error.strerror}") from error
 
 
 def _what_if(options: argparse.Namespace) -> list[str]:

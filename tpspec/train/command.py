@@ -24,6 +24,7 @@ from tpspec.train.taps import Shards, Tapper, fingerprint, usual_size
 from tpspec.train.target import taught
 from tpspec.train.texts import read_texts
 from tpspec.train.vocabulary import DraftVocabulary
+from tpspec.written import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +105,8 @@ class Apprenticeship:
         training.resume(order.out, self._made_of)
         for pattern in order.beside:
             for path in order.model.glob(pattern):
-                shutil.copy(path, order.out)
+                with whole(order.out / path.name) as part:
+                    shutil.copy(path, part)
         progress = Progress("steps", order.plan.steps, training.step)
         training.run(self._learnt, lambda tokens, loss: progress.step(tokens=tokens, loss=loss), self._keep)
         progress.end()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tpspec.written import whole
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -29,5 +31,6 @@ def draw(path: Path, history: Sequence[dict[str, Any]]) -> bool:
     for axes in (losses, chains):
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.savefig(path, dpi=120)
+    with whole(path) as part:
+        figure.savefig(part, format="png", dpi=120)
     return True

@@ -1,6 +1,6 @@
 """What a training run leaves: a checkpoint to go on from, the head as others load it, and the record of its making.
 
-Every file appears whole or not at all. Must not know how a head is trained.
+Must not know how a head is trained.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save
 
 from tpspec.errors import UserError
+from tpspec.written import whole, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,9 +25,12 @@ KEYS = {"head", "optimizer", "made_of", "step", "seconds", "history"}
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    part = folder / (CHECKPOINT + ".part")
-    torch.save(state, part)
-    part.replace(folder / CHECKPOINT)
+    path = folder / CHECKPOINT
+    try:
+        with whole(path) as part, part.open("wb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:  # torch's own, of an archive with no end, over the reason
+        raise UserError(f"{path}: cannot be written: {error.__context__ or _first(error)}") from error
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any] | None:
@@ -63,14 +67,11 @@ def publish(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], re
         name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).cpu().contiguous()
         for name, tensor in tensors.items()
     }
-    part = folder / "model.safetensors.part"
-    part.write_bytes(save(half, metadata={"format": "pt"}))
-    part.replace(folder / "model.safetensors")
+    with whole(folder / "model.safetensors") as part:
+        part.write_bytes(save(half, metadata={"format": "pt"}))
     write_json(folder / "config.json", config)
     write_json(folder / "training.json", record)
 
 
 def write_json(path: Path, value: Any) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    write(path, json.dumps(value, indent=1) + "\n")

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from tpspec.errors import UserError
 from tpspec.model.spec import read_spec, transformers_config
 from tpspec.published.checkpoint import read_config
+from tpspec.train.files import make_folder
+from tpspec.written import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -70,11 +72,10 @@ class Shards:
 
     def write(self, index: int, taps: Sequence[tuple[Tensor, Tensor]]) -> None:
         """taps: of each text of the shard, as in Tapped. The file appears whole or not at all."""
-        self._folder.mkdir(exist_ok=True)
+        make_folder("--data", self._folder)
         features, final = (torch.cat([pair[i] for pair in taps]).contiguous() for i in range(2))
-        part = self._path(index).with_suffix(".part")
-        save_file({"features": features, "final": final}, part, {"target": self._target})
-        part.replace(self._path(index))
+        with whole(self._path(index)) as part:
+            part.write_bytes(save({"features": features, "final": final}, {"target": self._target}))
 
     def texts(self, index: int) -> Sequence[Told]:
         return self._blocks[index]

@@ -32,7 +32,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class TextFile:
-    """The texts in a folder; also a context that keeps the file open for `add`."""
+    """The texts in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
@@ -56,8 +56,12 @@ class TextFile:
                 file.truncate(whole)
 
     def add(self, told: Told) -> None:
-        with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(told) + b"\n")
+        """Raises UserError where the disk takes no more."""
+        try:
+            with self.path.open("ab") as file:
+                file.write(msgspec.json.encode(told) + b"\n")
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written: {error.strerror}") from error
 
 
 def read_texts(folder: Path) -> list[Told]:
