@@ -278,7 +278,7 @@ def test_savings_records_what_the_simulator_replays(capsys: pytest.CaptureFixtur
 
 def test_a_trace_that_cannot_be_written_is_refused_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["savings", "--trace", "/nowhere/trace.jsonl"]) == 2
-    assert "--trace /nowhere/trace.jsonl: should be a file in a folder" in capsys.readouterr().err
+    assert "--trace /nowhere/trace.jsonl: cannot be written: should be a file in a folder" in capsys.readouterr().err
 
 
 # The command
