@@ -52,7 +52,7 @@ def read_prompts(path: Path, num_readers: int = 1) -> list[Prompt]:
         raise UserError(f"{path}: is a pipe, which {num_readers} ranks cannot all read; should be a file")
     try:
         # Not splitlines: JSON may hold the line separators of Unicode as they are.
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # some editors begin a file with a mark
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

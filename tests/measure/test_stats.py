@@ -209,3 +209,10 @@ def test_prompts_keep_their_category_and_a_bad_one_is_named(tmp_path: Path) -> N
     path.write_text('{"prompt": "a", "category": 5}\n')
     with pytest.raises(Exception, match=r"prompts.jsonl:1: category is 5"):
         read_prompts(path)
+
+
+def test_the_mark_that_some_editors_begin_a_file_with_is_no_prompt(tmp_path: Path) -> None:
+    """Against a file of prompts, saved as UTF-8 on Windows, that was refused as no JSON."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n')
+    assert [prompt.text for prompt in read_prompts(path)] == ["a"]

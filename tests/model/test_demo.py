@@ -199,6 +199,24 @@ def test_a_failed_download_is_one_line_that_says_what_was_tried(
     assert "No matching distribution" in said[0]
 
 
+def test_a_place_whose_name_is_too_long_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Against a traceback out of the look whether the model is there already."""
+    monkeypatch.setattr("sys.argv", ["demo", NAME, "--to", "y" * 300])
+    assert demo.main() == UserError.exit_code
+    assert capsys.readouterr().err == f"tpspec: error: {'y' * 300}/{NAME}: cannot be read: File name too long\n"
+
+
+def test_ctrl_c_ends_a_download_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(folder: Path) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "is_whole", interrupted)
+    monkeypatch.setattr("sys.argv", ["demo", NAME])
+    assert demo.main() == 130
+
+
 @pytest.mark.parametrize("step", ["_download", "_unpack", "convert"])
 def test_a_full_disk_is_one_line_and_leaves_nothing(
     shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str

@@ -410,3 +410,8 @@ def test_what_is_measured_with_has_greedy_answers(
     assert split(Shards(tmp_path, read_texts(tmp_path / "late"), ""), 0.03) == ([1], [0])
     assert main(["medusa", str(model), "--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert f"{tmp_path} holds no text with a greedy answer" in capsys.readouterr().err
+
+
+def test_texts_in_a_folder_whose_name_is_too_long_are_refused_in_words() -> None:
+    with pytest.raises(UserError, match=r"texts\.jsonl: cannot be read: File name too long"):
+        read_texts(Path("y" * 300))

@@ -199,12 +199,17 @@ def main() -> int:
     except UserError as error:
         sys.stderr.write(f"tpspec: error: {error}\n")
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
 def _fetch_and_say(name: str, root: Path | None) -> None:
     folder = (root or cache_root() / "models") / name
-    there = is_whole(folder)
+    try:
+        there = is_whole(folder)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read: {error.strerror}") from error
     sys.stdout.write(f"{name}: {'already there, ' if there else ''}{folder if there else fetch(name, root)}\n")
 
 

@@ -114,7 +114,9 @@ def _text(path: str | Path) -> str:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise TopologyError([f"{path}: no such file; should be the path of one"]) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise TopologyError([f"{path}: cannot be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
         raise TopologyError([f"{path}: cannot be read as UTF-8 text: {error}"]) from error
     return text
 

@@ -39,10 +39,13 @@ class TextFile:
 
     def read(self) -> list[Told]:
         """All whole texts, in the order they were written; none when there is no file. Raises UserError."""
-        if not self.path.exists():
-            return []
         decoder = msgspec.json.Decoder(Told)
-        lines = self.path.read_bytes().split(b"\n")[:-1]  # what follows the last newline was cut off while written
+        try:
+            lines = self.path.read_bytes().split(b"\n")[:-1]  # what follows the last newline was cut off while written
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be read: {error.strerror}") from error
         try:
             return [decoder.decode(line) for line in lines]
         except msgspec.MsgspecError as error:
