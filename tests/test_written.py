@@ -6,6 +6,8 @@ import os
 import resource
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -84,6 +86,15 @@ def test_pipes_and_devices_are_written_themselves(tmp_path: Path) -> None:
         os.close(reads)
     write(Path(os.devnull), "new")
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+
+
+def test_what_is_said_behind_a_file_that_goes_to_standard_output_is_not_lost(tmp_path: Path) -> None:
+    """Against a file put in the place of the one that the shell has opened, which gets no more of what is said."""
+    code = f"from pathlib import Path; from {write.__module__} import write; "
+    code += "write(Path('/dev/stdout'), 'new\\n'); print('behind')"
+    with (tmp_path / "said").open("ab") as said:
+        subprocess.run([sys.executable, "-c", code], stdout=said, check=True)
+    assert (tmp_path / "said").read_text().splitlines() == ["new", "behind"]
 
 
 @pytest.mark.parametrize("name", [".", "no/folder/file", "file/in/a/file", "x" * 300, "away", f"{'y' * 300}/z"])

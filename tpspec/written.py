@@ -13,6 +13,8 @@ from tpspec.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+DEVICES = Path("/dev")
+
 
 def fault(path: Path) -> str:
     """Why `path` cannot be written, as far as that can be told before it is; empty where nothing is in the way."""
@@ -62,8 +64,9 @@ def write(path: Path, text: str, named: str = "") -> None:
 
 
 def _is_written_itself(path: Path) -> bool:
-    """Pipes and devices, and a file whose folder takes no other."""
-    return path.exists() and not (path.is_file() and os.access(_target(path).parent, os.W_OK))
+    """Pipes and devices, what a process has open by now (/dev/stdout), and a file whose folder takes no other."""
+    may_be_replaced = path.is_file() and DEVICES not in path.absolute().parents
+    return path.exists() and not (may_be_replaced and os.access(_target(path).parent, os.W_OK))
 
 
 def _target(path: Path) -> Path:
