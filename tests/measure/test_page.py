@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.measure.test_stats import BOX, pair
-from tpspec.measure.page import LABEL, Context, render
+from tpspec.measure.page import BEHIND, LABEL, WIDTH, Context, render
 from tpspec.measure.stats import ELSEWHERE, Pair, report
 from tpspec.measure.tables import print_tables
 
@@ -62,6 +62,16 @@ def test_the_speed_up_has_its_interval_and_a_line_at_one() -> None:
     (width, *_) = (float(x) for x in re.findall(r'<rect class="measured" [^>]*width="([0-9.]+)"', plot))
     assert width / (mark - LABEL) == pytest.approx(found["speedup"], abs=0.01)
     assert (low, high) == pytest.approx((found["speedup_low"], found["speedup_high"]), abs=0.01)
+
+
+def test_the_line_of_plain_decoding_is_on_the_page_where_speculation_is_slower() -> None:
+    """Stands against a line beyond the right edge, where no bar is as long as 1."""
+    found = report([pair(1.0, 2.5), pair(1.0, 3.0)], BOX)
+    for side in (found, *found["by_category"].values()):
+        side["predicted"]["speedup"] = 0.5
+    plot = section(render(found, CONTEXT), "Speed-up")
+    (mark,) = (float(x) for x in re.findall(r'<line class="mark" x1="([0-9.]+)"', plot))
+    assert mark <= WIDTH - BEHIND
 
 
 def test_numbers_of_a_plot_have_the_same_decimals() -> None:
