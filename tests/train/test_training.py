@@ -203,6 +203,16 @@ def test_the_law_that_is_taught_is_that_of_the_target(kind: str, tmp_path: Path)
     torch.testing.assert_close(found, F.cross_entropy(rows @ output_VD.T, law), atol=1e-4, rtol=1e-4)
 
 
+def test_a_draft_step_that_no_row_of_a_batch_reaches_costs_nothing() -> None:
+    """Stands against a loss that is no number, of texts that are shorter than the head is deep."""
+    weight_VD = torch.ones(3, 2, requires_grad=True)
+    loss = cross_entropy(torch.zeros(0, 2), weight_VD, torch.zeros(0, 2), torch.ones(3, 2))
+    loss.backward()
+    assert loss.item() == 0
+    assert weight_VD.grad is not None
+    assert not weight_VD.grad.any()
+
+
 def test_taps_are_of_the_rope_that_was_published(tmp_path: Path) -> None:
     """Of LFM3, whose config transformers reads as turning whole heads. Stands against heads taught by another model."""
     told, path = Told(0, "chat", 0.0, (5, 6, 7), (8, 9, 10, 11)), tiny("lfm3", tmp_path) / "config.json"
@@ -415,3 +425,10 @@ def test_what_is_measured_with_has_greedy_answers(
 def test_texts_in_a_folder_whose_name_is_too_long_are_refused_in_words() -> None:
     with pytest.raises(UserError, match=r"texts\.jsonl: cannot be read: File name too long"):
         read_texts(Path("y" * 300))
+
+
+def test_texts_that_teach_nothing_are_refused(tmp_path: Path) -> None:
+    """Stands against a run that looks for its first batch for ever."""
+    short = [Told(number, "chat", 0.0, (1, 2), (3, 4)) for number in range(64)]
+    with pytest.raises(UserError, match="no text with an answer of more than 2 tokens"):
+        split(Shards(tmp_path, [*short, Told(64, "chat", 0.0, (1, 2), (3, 4, 5))], ""), 0.03)

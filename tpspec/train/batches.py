@@ -94,7 +94,12 @@ def split(shards: Shards, held_out: float) -> tuple[list[int], list[int]]:
     if not greedy:
         raise UserError("no text with a greedy answer, to measure with; should hold some of temperature 0")
     held = greedy[-min(max(1, round(len(shards) * held_out)), len(shards) - 1) :]
-    return [index for index in range(len(shards)) if index not in held], held
+    learnt = [index for index in range(len(shards)) if index not in held]
+    if not any(len(told.answer) > LEAST for index in learnt for told in shards.texts(index)):
+        raise UserError(
+            f"no text with an answer of more than {LEAST} tokens, but those to measure with; should hold some"
+        )
+    return learnt, held
 
 
 def _is_met(told: Told) -> bool:

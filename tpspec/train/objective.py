@@ -44,7 +44,8 @@ def capped(logits_RV: Tensor, cap: float | None) -> Tensor:
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Mean cross-entropy of softmax(x W^T) with the target's law. All of a chunk is made on the way, gradients too."""
+    """Mean cross-entropy of softmax(x W^T) with the target's law, 0 of no rows. All of a chunk is made on the way,
+    gradients too."""
 
     @staticmethod
     def forward(
@@ -75,7 +76,7 @@ class _CrossEntropy(torch.autograd.Function):
             if grad_w is not None:
                 grad_w += grad.T @ rows
         ctx.save_for_backward(grad_x, None if grad_w is None else grad_w.to(weight_VD.dtype))
-        return total / len(x_RD)
+        return total / max(1, len(x_RD))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
