@@ -302,8 +302,18 @@ def test_a_stopped_training_ends_as_one_that_ran_through(kind: str, model: Path,
         assert (parts / name).read_bytes() == (whole / name).read_bytes()
 
 
-def stop_after(step: int, kind: str, model: Path, data: Path, out: Path) -> None:
-    """Ends a training of ten steps as a kill would, right after it has measured at `step`."""
+def test_a_training_that_is_stopped_as_it_writes_its_head_writes_it_in_the_end(
+    model: Path, data: Path, tmp_path: Path
+) -> None:
+    """Stands against a checkpoint of the last step without its head: who goes on from it has nothing to do."""
+    stop_after(5, "medusa", model, data, tmp_path, at="publish")
+    assert not (tmp_path / "model.safetensors").exists()
+    train("medusa", model, data, tmp_path, "--steps", "5")
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def stop_after(step: int, kind: str, model: Path, data: Path, out: Path, at: str = "draw") -> None:
+    """Ends a training of ten steps as a kill would, right after it has measured at `step`, or where it writes."""
     from tpspec.train import command
 
     class Killed(Exception):
@@ -313,10 +323,26 @@ def stop_after(step: int, kind: str, model: Path, data: Path, out: Path) -> None
         raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "draw", kill)
+        patch.setattr(command, at, kill)
         with pytest.raises(Killed):
             train(kind, model, data, out, "--steps", "10")
-    assert json.loads((out / "training.json").read_text())["history"][-1]["step"] == step
+    if at == "draw":
+        assert json.loads((out / "training.json").read_text())["history"][-1]["step"] == step
+
+
+def test_a_checkpoint_of_other_texts_is_not_gone_on_from(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As many texts as before, of the same ids. Stands against a run that takes what it learnt of others for its
+    own."""
+    out, others = tmp_path / "out", tmp_path / "others"
+    train("medusa", model, data, out, "--steps", "5")
+    others.mkdir()
+    for told in read_texts(data):
+        TextFile(others).add(Told(told.number, told.kind, 0.0, told.prompt, told.answer[::-1]))
+    options = ["--out", str(out), "--heads", "3", "--ids", str(IDS), "--precision", "float32"]
+    assert main(["medusa", str(model), "--data", str(others), *options]) == 2
+    assert "other texts or sizes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("num_texts", [0, 3])

@@ -5,10 +5,12 @@ Knows every other file of this room; decides nothing that an option does not say
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from tpspec.errors import UserError
@@ -27,7 +29,7 @@ from tpspec.train.vocabulary import DraftVocabulary
 from tpspec.written import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from tpspec.train.loop import Plan
     from tpspec.train.medusa import MedusaHeads
     from tpspec.train.target import Taught
+    from tpspec.train.texts import Told
 
     # The third: the usual size of each feature.
     Make = Callable[[Taught, DraftVocabulary, Tensor], EagleHead | MedusaHeads | DraftModel]
@@ -89,13 +92,14 @@ class Apprenticeship:
         except UserError as error:
             raise UserError(f"{order.data} holds {error}") from error
         target = taught(order.model)
-        answers = [told.answer for index in self._learnt for told in shards.texts(index)]
+        texts = [told for index in self._learnt for told in shards.texts(index)]
+        answers = [told.answer for told in texts]
         self._num_tokens = sum(map(len, answers))
         num_ids = order.num_ids or target.vocab
         self._vocabulary = DraftVocabulary.most_used(answers, num_ids, target.vocab, target.eos_ids)
         torch.manual_seed(order.plan.seed)
         self._head = order.make(target, self._vocabulary, usual_size(shards.read(self._learnt[0])))
-        self._made_of = {"ids": list(self._vocabulary.ids), "texts": len(answers), "config": self._head.config()}
+        self._made_of = {"ids": list(self._vocabulary.ids), "texts": _digest(texts), "config": self._head.config()}
         self._bf16 = bfloat16_is_faster(device()) if order.bf16 is None else order.bf16
         self._training = Training(self._head, self._judge(target), shards, held, order.plan, bf16=self._bf16)
 
@@ -121,8 +125,9 @@ class Apprenticeship:
         return Judge(head_VD.to(device()), places.to(device()), dtype, Caps(target.cap, cap), own_V)
 
     def _keep(self) -> None:
-        self._training.save(self._order.out, self._made_of)
+        """The head first: who goes on from the last checkpoint has nothing left to write."""
         publish(self._order.out, self._head.tensors(), self._head.config(), self._record())
+        self._training.save(self._order.out, self._made_of)
         draw(self._order.out / "curves.png", self._training.history)
 
     def _record(self) -> dict[str, Any]:
@@ -136,3 +141,7 @@ class Apprenticeship:
             "bfloat16": self._bf16,
             "history": self._training.history,
         }
+
+
+def _digest(texts: Sequence[Told]) -> str:
+    return hashlib.sha256(msgspec.json.encode(texts)).hexdigest()
