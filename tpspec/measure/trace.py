@@ -33,8 +33,9 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 class Round(msgspec.Struct, frozen=True):
     """One round. drafted: how deep the trees were; rows: all of them and the roots.
 
-    seconds: since the round before, with forward_s (collectives included) and drafting_s, of the drafts of the next
-    round, in them. reduces: all-reduces, which sent reduce_bytes in all and took reduce_s.
+    seconds: since the round before, with forward_s (collectives included) and drafting_s in them: of the drafts of the
+    next round, or of its own, where drafts are gathered as a round begins (engine/hosts.py). reduces: all-reduces,
+    which sent reduce_bytes in all and took reduce_s.
     """
 
     rows: Count
