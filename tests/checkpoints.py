@@ -90,6 +90,9 @@ DEEPSEEK = {
     "n_group": 1,
     "topk_group": 1,
 }
+# Of the tokens of all tests' texts a row attends to some. Of fewer heads all may find nothing in several tokens,
+# and which of those are chosen is then nobody's.
+INDEX = {"index_n_heads": 15, "index_head_dim": 12, "index_topk": 6}
 HYBRID = {
     "head_dim": 24,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
@@ -699,6 +702,22 @@ AKIN: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "num_shared_expert": [1, 1, 1],
         "use_mixed_mlp_moe": True,
+    },
+    "deepseek_v32": {
+        "model_type": "deepseek_v32",
+        **DEEPSEEK,
+        **INDEX,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "q_lora_rank": 28,
+    },
+    "glm_moe_dsa": {
+        "model_type": "glm_moe_dsa",
+        **DEEPSEEK,
+        **INDEX,
+        "q_lora_rank": 28,
+        "index_topk_freq": 2,  # of three layers the last attends to what the one before it chose
     },
     "nemotron": {"model_type": "nemotron", "head_dim": 16, "norm_eps": 1e-5},
     "internlm3": {

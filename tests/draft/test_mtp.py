@@ -41,10 +41,11 @@ def test_what_a_layer_says_is_what_its_formulas_say(layout: str, kind: str, bran
 
 
 @pytest.mark.parametrize("branches", [1, 3], ids=["chain", "tree"])
-@pytest.mark.parametrize("kind", ["glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize("kind", ["glm4_moe", "glm4_moe_lite", "deepseek_v2", "deepseek_v3", "glm_moe_dsa"])
 def test_a_layer_with_experts_is_what_transformers_makes_of_it(kind: str, branches: int, tmp_path: Path) -> None:
-    """GLM-4.5's, and with latents, GLM-4.7-Flash's. Stands against a router without its bias, and heads put in another
-    order than their rope's. (No DeepSeek-V2 has such a layer; here its queries are of the hidden state.)"""
+    """GLM-4.5's, and with latents, GLM-4.7-Flash's. Stands against a router without its bias, heads put in another
+    order than their rope's, and an index that is not looked at. (No DeepSeek-V2 has such a layer; here its queries are
+    of the hidden state.)"""
     folder = tiny(kind, tmp_path / "target", num_hidden_layers=2)
     written = mtp.glm(folder, tmp_path / "alone", kind)
     exercise(Told(written, load_mtp(given(folder, folder)), branches), branches)

@@ -116,7 +116,7 @@ def _eagle(folder: Path, write: Callable[[Target, Path], object]) -> tuple[Head,
 
 def _mtp(folder: Path, kind: str) -> tuple[Head, Topology, int]:
     target = tiny(kind, folder / "target", num_hidden_layers=2)
-    (mtp.glm(target, folder / "alone", kind) if kind == "deepseek_v3" else mtp.deepseek(target))
+    (mtp.deepseek(target) if kind == "qwen3" else mtp.glm(target, folder / "alone", kind))
     made = topology(target, draft={"source": "mtp", "tokens": 2})
     return load_mtp(given(target, target)), made, layer_cache(made, last_layer(ModelShape.of(target)))
 
@@ -130,8 +130,9 @@ def _mtp(folder: Path, kind: str) -> tuple[Head, Topology, int]:
         lambda folder: _eagle(folder, lambda target, head: third(target, head, layout="speculators")),
         lambda folder: _mtp(folder, "qwen3"),
         lambda folder: _mtp(folder, "deepseek_v3"),
+        lambda folder: _mtp(folder, "glm_moe_dsa"),
     ],
-    ids=["eagle 1", "wrapped", "eagle 3", "speculators", "mtp", "mtp of latents"],
+    ids=["eagle 1", "wrapped", "eagle 3", "speculators", "mtp", "mtp of latents", "mtp with an index"],
 )
 def test_what_a_head_keeps_is_counted(make: Callable[[Path], tuple[Head, Topology, int]], tmp_path: Path) -> None:
     """Plans knew of a head's files alone: of an 8B target's EAGLE head, 400 MiB too few for 32,768 tokens."""

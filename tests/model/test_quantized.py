@@ -226,6 +226,8 @@ def parts_of(decoder: Any) -> list[Any]:
             parts += [] if layer.beside is None else _mixing(layer.beside.mixer)
             if layer.gate is not None:
                 parts.append(layer.gate.product)
+            if layer.indexer is not None:
+                parts += [layer.indexer, layer.indexer.queries, layer.indexer.norm]
             if layer.joint_norm is not None and layer.joint_norm.others is not None:
                 parts.append(layer.joint_norm.others.product)
         if isinstance(layer, LinearLayer):

@@ -57,15 +57,17 @@ class Cells:
 
 
 class Kept(NamedTuple):
-    """Of a token by a layer. is_recent: in slots of their own, where there are some, that only the last tokens have."""
+    """Of a token by a layer. is_recent: in slots of their own, where there are some, that only the last tokens have.
+    index_dim: of its key in the layer's index; 0: there is none."""
 
     num_heads: int
     head_dim: int
     is_recent: bool = False
+    index_dim: int = 0
 
 
 class KVStore:
-    """Keys and values of the layers that keep some.
+    """Keys and values of the layers that keep some, and keys of their indexes.
 
     small: in 8 bits, whatever the dtype they are written and read in. num_recent: slots of the layers that keep the
     last tokens, beside the num_slots that the others have; 0: they have those too. keys_alone: keys are their own
@@ -94,6 +96,10 @@ class KVStore:
 
         self.keys = cells()
         self.values = self.keys if keys_alone else cells()
+        indexed = {layer: of.index_dim for layer, of in kept.items() if of.index_dim}
+        self.indexes = {
+            layer: Cells((1, num_slots, size), dtype, device, small=small) for layer, size in indexed.items()
+        }
         self._keys_alone = keys_alone
         self.num_slots, self.num_recent = num_slots, num_recent
         self.num_positions = num_slots if num_positions is None else min(num_slots, num_positions)
@@ -106,7 +112,8 @@ class KVStore:
     @property
     def cells(self) -> list[Cells]:
         """All, each once."""
-        return [*self.keys.values(), *([] if self._keys_alone else self.values.values())]
+        values = [] if self._keys_alone else self.values.values()
+        return [*self.keys.values(), *values, *self.indexes.values()]
 
     def write(self, layer: int, slots: Slots, k_TGE: Tensor, v_TGE: Tensor) -> None:
         """v: not looked at where keys are their own values."""
@@ -134,6 +141,8 @@ class KVStore:
             self.keys[layer].move(source, target)
             if not self._keys_alone:
                 self.values[layer].move(source, target)
+            if layer in self.indexes:
+                self.indexes[layer].move(source, target)
 
 
 def as_slots(numbers: Sequence[int], device: torch.device) -> Slots:
@@ -142,3 +151,8 @@ def as_slots(numbers: Sequence[int], device: torch.device) -> Slots:
     if numbers[-1] - first == count - 1 and all(numbers[i] == first + i for i in range(count)):
         return slice(first, first + count)
     return sent(numbers, device)
+
+
+def within(slots: Slots, places: torch.Tensor) -> torch.Tensor:
+    """Of slots those at some places."""
+    return places + slots.start if isinstance(slots, slice) else slots[places]

@@ -105,7 +105,8 @@ class EagleRun(OverTexts):
         self.vocab = vocab
         shape, heads = head.shape, head.layer.sight.heads
         self._head = head
-        kept = {head.layer.index: Kept(heads.num_kv, heads.dim)}
+        indexer = head.layer.indexer
+        kept = {head.layer.index: Kept(heads.num_kv, heads.dim, index_dim=0 if indexer is None else indexer.dim)}
         self.store = KVStore(
             kept, num_slots, shape.dtype, shape.device, keys_alone=shape.keys_alone, num_positions=num_positions
         )

@@ -66,6 +66,7 @@ class Parts:
             turns_first=shape.usual.turns_first,
             sinks=attentions.sinks(inner, layer),
             gate=attentions.gate(inner, layer),
+            indexer=attentions.indexer(inner, layer),
         )
 
     @property

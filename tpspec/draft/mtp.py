@@ -7,6 +7,7 @@ Its rope, biases and norms are the target's. DeepSeek-AI, arXiv 2412.19437, 2.2.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from tpspec.model.spec import read_spec
 from tpspec.model.stored import StoredMatrices
 from tpspec.model.weights import Checkpoint
 from tpspec.published.head_files import behind_last, no_layer
+from tpspec.published.indexer import KEY, MODULE
 from tpspec.published.shape import ModelShape
 from tpspec.topology.sources import check_behind
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.draft.protocol import Given
+    from tpspec.model.spec import ModelSpec
     from tpspec.published.formats import Stored
     from tpspec.published.places import Place
 
@@ -58,8 +61,17 @@ def load_mtp(given: Given) -> Head:
     for at, layer_at, names in ((mtp, f"{mtp}layers.0.", QWEN), (behind, behind, DEEPSEEK)):
         files = HeadFiles(given.target, _renamed(at, layer_at, names), _spelt(at, layer_at, names), plain)
         if files:
-            return _head(Parts(given, spec, target, files), feeds_normed=names is QWEN)
+            return _head(Parts(given, _indexed(spec, files), target, files), feeds_normed=names is QWEN)
     raise no_layer(given.target, target.num_layers)
+
+
+def _indexed(spec: ModelSpec, files: HeadFiles) -> ModelSpec:
+    """Of a layer that has an index, or has none, whether the target's last has its own or not."""
+    if spec.shape.indexer is None:
+        return spec
+    if f"layers.0.self_attn.{MODULE}.{KEY}.weight" not in files:
+        return replace(spec, shape=replace(spec.shape, indexer=None))
+    return replace(spec, layers=(*spec.layers[:-1], replace(spec.layers[-1], chooses=True)))
 
 
 def _plain(matrices: StoredMatrices, stored: Stored, dtype: torch.dtype, place: Place) -> Tensor | None:

@@ -121,7 +121,7 @@ def search(price: Price, agreement: Callable[[Sublayers], float], tries: int) ->
 
 def _every(shape: ModelShape) -> list[Sublayer]:
     """But those whose keys and values other layers read."""
-    kept = set() if shape.sharing is None else set(shape.sharing.kept_by)
+    kept = set(shape.keepers.values())
     return [(kind, layer) for layer in range(shape.num_layers) for kind in ("attention", "mlp")
             if kind == "mlp" or layer not in kept]  # fmt: skip
 

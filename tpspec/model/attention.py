@@ -19,6 +19,7 @@ import torch.nn.functional as F
 
 from tpspec.model.batch import along, lines
 from tpspec.model.linear import capped
+from tpspec.model.picked import Choosing
 from tpspec.staged import sent
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from tpspec.cache.store import Cells, Slots
     from tpspec.model.batch import Runs, Span
+    from tpspec.model.indexer import Asked
     from tpspec.model.sight import Sight
 
 MORE_NUMBERS = 8  # of a head that has a sink; kernels like multiples of 8
@@ -129,6 +131,20 @@ class Folding:
         return out_THE.reshape(out_THE.shape[0], -1)
 
 
+class Seen(Protocol):
+    """What some rows of a round see."""
+
+    def chosen(self, asked: Asked, index: Cells) -> Seen:
+        """What they attend to where an index chooses, if that is less. asked: by all rows of the round. index: its
+        keys."""
+
+    def attend(
+        self, attend: Attend, q_THE: Tensor, keys: Cells, values: Cells, fold: Folding, scale: float,
+        sinks_H: Tensor | None, cap: float | None,
+    ) -> Tensor:  # fmt: skip
+        """Of these rows, [T, H * E]; q_THE holds all rows of the round."""
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """What the rows of one span see in layers of one window: key slots, and a mask where rows see different keys.
@@ -139,11 +155,13 @@ class View:
     mask_RS: Tensor | None
     padding: int  # empty rows added below, so that R is the same in every round
 
+    def chosen(self, asked: Asked, index: Cells) -> View:
+        return self
+
     def attend(
         self, attend: Attend, q_THE: Tensor, keys: Cells, values: Cells, fold: Folding, scale: float,
         sinks_H: Tensor | None, cap: float | None,
     ) -> Tensor:  # fmt: skip
-        """Rows of this span, [T, H * E]; q_THE holds all rows of the round."""
         q_THE = q_THE[self.rows]
         num_rows = q_THE.shape[0]
         if self.padding:
@@ -160,14 +178,16 @@ class Branches:
     """The rows of a tree, as those of a chain for each of its leaves: none has its sums split by keys that it does not
     see. taken: of each row, where it is among the chains'."""
 
-    chains: tuple[View, ...]
+    chains: tuple[Seen, ...]
     taken_T: Tensor
+
+    def chosen(self, asked: Asked, index: Cells) -> Branches:
+        return replace(self, chains=tuple(chain.chosen(asked, index) for chain in self.chains))
 
     def attend(
         self, attend: Attend, q_THE: Tensor, keys: Cells, values: Cells, fold: Folding, scale: float,
         sinks_H: Tensor | None, cap: float | None,
     ) -> Tensor:  # fmt: skip
-        """As of View."""
         made = [chain.attend(attend, q_THE, keys, values, fold, scale, sinks_H, cap) for chain in self.chains]
         return torch.cat(made)[self.taken_T]
 
@@ -181,22 +201,35 @@ class Layout:
     device: torch.device
     fixed_rows: int | None
 
-    def views(self, span: Span, first_row: int, sight: Sight, fold_width: int) -> View | Branches:
-        """As `view`; where rows may not depend on each other, of each path of a tree alone."""
-        if self.fixed_rows is None or span.parents is None or span.num_chained() == len(span.tokens):
-            return self.view(span, first_row, sight, fold_width)
-        chains, taken, count = list[View](), dict[int, int](), 0
+    def views(self, span: Span, first_row: int, sight: Sight, fold_width: int) -> Seen:
+        """As `view`, or `choosing`; where rows may not depend on each other, or some of a tree have a choice and others
+        have none, of each path of the tree alone."""
+        whole = slice(first_row, first_row + len(span.tokens))
+        is_chain = span.parents is None or span.num_chained() == len(span.tokens)
+        some_choose = sight.chosen is not None and span.start < sight.chosen < span.start + len(span.tokens)
+        if span.parents is None or is_chain or not (self.fixed_rows is not None or some_choose):
+            return self._seen(span, whole, sight, fold_width)
+        chains, taken, count = list[Seen](), dict[int, int](), 0
         for rows in lines(span.parents):
-            chain = self.view(along(span, rows), 0, sight, fold_width)
-            chains.append(replace(chain, rows=sent([first_row + row for row in rows], self.device)))
+            there = sent([first_row + row for row in rows], self.device)
+            chains.append(self._seen(along(span, rows), there, sight, fold_width))
             taken = {row: count + at for at, row in enumerate(rows)} | taken
             count += len(rows)
         return Branches(tuple(chains), sent([taken[row] for row in range(len(span.tokens))], self.device))
 
-    def view(self, span: Span, first_row: int, sight: Sight, fold_width: int) -> View:
-        """The view of `span`, whose rows start at `first_row` of the round. fold_width: query heads folded onto each kv
-        head."""
-        rows = slice(first_row, first_row + len(span.tokens))
+    def _seen(self, span: Span, rows: slice | Tensor, sight: Sight, fold_width: int) -> Seen:
+        """rows: of the round, the span's."""
+        most, num_rows = sight.chosen, len(span.tokens)
+        if most is None or span.start + num_rows <= most:
+            return self.view(span, rows, sight, fold_width)
+        num_few = max(0, most - span.start)
+        few = self.view(along(span, range(num_few)), _first(rows, num_few), sight, fold_width) if num_few else None
+        own_TT = None if span.parents is None else on_paths(span.parents).to(self.device)
+        keys = self._keys(*span.held(windowed=False), 0)
+        return Choosing(few, rows, keys, most, range(span.start, span.start + num_rows), own_TT)
+
+    def view(self, span: Span, rows: slice | Tensor, sight: Sight, fold_width: int) -> View:
+        """The view of `span`, whose rows are those of the round. fold_width: query heads folded onto each kv head."""
         first_key = sight.first_seen(span.start)
         num_keys = span.start + len(span.tokens) - first_key
         held = span.held(windowed=sight.is_windowed)
@@ -226,6 +259,11 @@ class Layout:
         pieces = [torch.arange(first, first + count) for first, count in runs]
         slots = torch.cat(pieces)[first_key - position :]
         return sent(torch.cat([slots[:1].expand(before), slots, slots[:1].expand(extra)]), self.device)
+
+
+def _first(rows: slice | Tensor, count: int) -> slice | Tensor:
+    """Of those rows."""
+    return slice(rows.start, rows.start + count) if isinstance(rows, slice) else rows[:count]
 
 
 def on_paths(parents: Sequence[int]) -> Tensor:

@@ -9,13 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from tpspec.model.builder import Builder
 from tpspec.model.gates import HeadGate
+from tpspec.model.indexer import KEY_EPS, Indexer
 from tpspec.model.joint_norm import Columns, Others
 from tpspec.model.keeping import Keeper
 from tpspec.model.latent import KEY_NORM, QUERY_NORM, Reduced, around, turned_last
+from tpspec.model.layer_spec import halves_apart
+from tpspec.model.norm import Norm
 from tpspec.model.short_values import Cut, Filled
 from tpspec.model.sight import Heads, Sight
+from tpspec.published.indexer import MODULE, NORM, WEIGHTS
+from tpspec.published.places import rows_of
 from tpspec.topology import mixing
 from tpspec.topology.shards import of_one_sort
 
@@ -25,7 +32,7 @@ if TYPE_CHECKING:
     from tpspec.model.joint_norm import JointNorm
     from tpspec.model.layer_spec import LayerSpec
     from tpspec.model.linear import Linear
-    from tpspec.model.norm import Norm
+    from tpspec.published import indexer as published
     from tpspec.published.latent import Latent
     from tpspec.published.places import Fused
     from tpspec.topology.shards import Layers
@@ -42,11 +49,12 @@ class Attentions(Builder):
 
     def sight(self, layer: LayerSpec) -> Sight:
         shape, shard, _ = self._alike(layer)
-        return Sight(Heads.of(shard.heads, shape.group, shape.head_dim), layer.window, layer.chunked)
+        chosen = None if self.shape.indexer is None else self.shape.indexer.chosen
+        return Sight(Heads.of(shard.heads, shape.group, shape.head_dim), layer.window, layer.chunked, chosen)
 
     def _alike(self, layer: LayerSpec) -> Layers:
         """Those with such heads."""
-        return of_one_sort(self.shape, self.shard, layer.is_global, layer.kept_by is None)
+        return of_one_sort(self.shape, self.shard, layer.is_global, layer.kept_by is None, layer.chooses)
 
     def _product(self, fused: Fused) -> Linear:
         """Of what attention reads."""
@@ -63,31 +71,54 @@ class Attentions(Builder):
         shape, shard, _ = self._alike(layer)
         out = mixing.out(shape, shard, at).scaled(self.spec.scales.out)
         if shape.latent is not None:
-            return self._latent_attention(at, shape.latent, out)
+            return self._latent_attention(at, layer, shape.latent, out)
         qkv, o = self._product(self._qkv(at, layer)), self.matrices.product(out)
         if not shape.values:
             return qkv, o
         filled = Filled(qkv, len(shard.kv_heads), shape.values, shape.head_dim, self.spec.value_scale)
         return filled, Cut(o, shape.values, shape.head_dim)
 
-    def _latent_attention(self, at: str, latent: Latent, out: Fused) -> tuple[Linear, Linear]:
+    def _latent_attention(self, at: str, layer: LayerSpec, latent: Latent, out: Fused) -> tuple[Linear, Linear]:
         order, key_order = (
             turned_last(left, latent.turned, alternate=self.spec.alternate_rope) for left in (latent.plain, latent.rank)
         )
-        down, *more = mixing.latents(self.shape, latent, self.shard, at)
-        reduced = None
+        shape, shard, _ = self._alike(layer)
+        down, *more = mixing.latents(shape, latent, shard, at)
+        reduced, indexer = None, shape.indexer
         if latent.queries is not None:
             product = self.matrices.product(more[0].in_heads(order))
             reduced = Reduced(self.norms.of(at + QUERY_NORM, latent.queries), product)
-        made = mixing.made(self.shape, latent, self.shard, at)
+        made = mixing.made(shape, latent, shard, at)
         self.matrices.check_biases(made)
         return around(
             latent,
-            down=self._product(down.in_heads(None if more else order, key_order)),
+            down=self._product(down.in_heads(None if more else order, key_order, _index_order(indexer))),
             reduced=reduced,
             norm=self.norms.of(at + KEY_NORM, latent.rank),
             made_XL=self.matrices.plain(made.parts[0]).to(self.matrices.device, self.matrices.dtype),
             out=self.matrices.product(out),
+            indexed=0 if indexer is None else indexer.dim,
+        )
+
+    def indexer(self, at: str, layer: LayerSpec) -> Indexer | None:
+        """None of a layer that does not choose."""
+        shape, shard, _ = self._alike(layer)
+        if (sizes := shape.indexer) is None or shape.latent is None:
+            return None
+        *_, queries = mixing.latents(shape, shape.latent, shard, at)
+        order, within, matrices = _index_order(sizes), f"{at}{MODULE}.", self.matrices
+        assert order is not None, "as there is an index"
+        weight, bias = (
+            matrices.wide(f"{within}{NORM}.{kind}", (sizes.dim,))[list(order)] for kind in ("weight", "bias")
+        )
+        weights = rows_of(within + WEIGHTS, range(sizes.num_heads), sizes.num_heads, self.width or shape.hidden)
+        return Indexer(
+            queries=matrices.product(queries.in_heads(order)),
+            norm=Norm(weight, KEY_EPS, centred=True, bias=bias),
+            weights_ND=matrices.plain(weights).to(matrices.device, torch.float32)
+            * (sizes.num_heads * sizes.dim) ** -0.5,
+            rope=len(self.spec.ropes) - 1,
+            chosen=sizes.chosen,
         )
 
     def _qkv(self, at: str, layer: LayerSpec) -> Fused:
@@ -145,3 +176,8 @@ class Attentions(Builder):
             rope=layer.rope,
             turns_first=spec.shape.usual.turns_first,
         )
+
+
+def _index_order(sizes: published.Indexer | None) -> tuple[int, ...] | None:
+    """Of the numbers of a query of an index, and of its key; see Place.head_order."""
+    return None if sizes is None else halves_apart(sizes.dim, sizes.turned, alternate=sizes.alternate)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from tpspec.cache.store import as_slots
 from tpspec.model.compiled_states import FLOAT, INT, MOST_SIGHT, POINTER, CompiledStates
 from tpspec.model.curves import ALONE
 from tpspec.model.torch_steps import WithoutKernels
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.cache.states import StateStore
-    from tpspec.cache.store import Cells, KVStore
+    from tpspec.cache.store import Cells, KVStore, Slots
     from tpspec.model.batch import Span
     from tpspec.model.delta_net import Made
+    from tpspec.model.indexer import Indexer, Read
     from tpspec.model.layers import ConvLayer, Layer, LinearLayer
     from tpspec.model.linear import Linear
     from tpspec.model.norm import Norm
-    from tpspec.model.rope import Rope
+    from tpspec.model.rope import Rope, Turns
     from tpspec.model.sight import Heads, Shape
 
 LIBRARIES = ("tpspec.model._rows_wide", "tpspec.model._rows")  # the first that this CPU can run
@@ -80,10 +82,17 @@ class Placed:
     slots: int
 
 
+class Indexed(NamedTuple):
+    """What an index must know of the rows."""
+
+    turns: Turns
+    slots: Slots
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledRound:
     """Addresses of the rows' integers; `kept` keeps what they point at alive. recent: in layers with a window. courses:
-    of the spans, in layers that keep states."""
+    of the spans, in layers that keep states. indexed: of a model with an indexer."""
 
     whole: Placed
     recent: Placed
@@ -92,6 +101,7 @@ class CompiledRound:
     num_rows: int
     kept: list[object]
     courses: list[int]
+    indexed: Indexed | None
 
 
 class Buffers:
@@ -137,7 +147,9 @@ class CompiledSteps(WithoutKernels):
         self._limited = _verb(loaded, f"gate_limited_{kind}", None, [POINTER] * 2 + [INT] * 2 + [FLOAT])
 
     def fits(self, spans: Sequence[Span], num_rows: int) -> bool:
-        return num_rows <= MOST_ROWS
+        most = self._shape.chosen
+        sees_all = most is None or all(span.start + len(span.tokens) <= most for span in spans)
+        return num_rows <= MOST_ROWS and sees_all
 
     def begin(self, spans: Sequence[Span], num_rows: int) -> CompiledRound:
         positions = torch.tensor([position for span in spans for position in span.positions()])
@@ -146,7 +158,12 @@ class CompiledSteps(WithoutKernels):
         if self._store.recent:
             recent = _placed(spans, kept, windowed=True)
         of_spans = [] if self._states is None else self._states.courses(spans, kept)
-        return CompiledRound(whole, recent, positions.data_ptr(), len(positions), num_rows, kept, of_spans)
+        indexed = None if self._shape.chosen is None else self._indexed(spans, positions)
+        return CompiledRound(whole, recent, positions.data_ptr(), len(positions), num_rows, kept, of_spans, indexed)
+
+    def _indexed(self, spans: Sequence[Span], positions_T: Tensor) -> Indexed:
+        slots = [slot for span in spans for slot in span.own_slots()]
+        return Indexed(self._ropes[-1].at(positions_T), as_slots(slots, self._shape.device))
 
     def add_norm(
         self,
@@ -170,6 +187,12 @@ class CompiledSteps(WithoutKernels):
         eps, centred = (0.0, 0) if norm is None else (norm.eps, int(norm.centred))
         self._add_norm(at, delta, *first, weight, bias, eps, centred, scale, at, out, num_rows, dim)
         return x_TD, x_TD if norm is None else buffers.normed
+
+    def choose(self, layer: Layer, indexer: Indexer, read: Read, round: CompiledRound) -> None:
+        """There is no choice: see `fits`."""
+        assert round.indexed is not None, "as the shape says"
+        key_T1I = indexer.keys(read.key_TI[: round.num_real], round.indexed.turns)
+        self._store.indexes[layer.index].write(round.indexed.slots, key_T1I)
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: CompiledRound) -> Tensor:
         sight, buffers = layer.sight, self._of(round.num_rows)

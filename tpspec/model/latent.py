@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tpspec.model.indexer import Read
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -37,15 +39,13 @@ class Reduced:
     norm: Norm
     queries: Linear
 
-    def __call__(self, x_TQ: Tensor) -> Tensor:
-        return self.queries(self.norm(x_TQ))
-
 
 @dataclass(frozen=True, slots=True)
 class LatentQkv:
     """[T, D] -> [T, (H + 1) E], queries and the one key.
 
-    down: [D] -> [X + L + R], the first X queries, or what `reduced` makes them of. keys: [H, P, L]. turned: R.
+    down: [D] -> [X + L + R + I], the first X queries, or what `reduced` makes them of, the last I a key of an index, if
+    there is one. keys: [H, P, L]. turned: R. indexed: I.
     """
 
     down: Linear
@@ -53,14 +53,23 @@ class LatentQkv:
     norm: Norm
     keys_HPL: Tensor
     turned: int
+    indexed: int = 0
 
     def __call__(self, x_TI: Tensor) -> Tensor:
+        return self.beside(x_TI)[0]
+
+    def beside(self, x_TD: Tensor) -> tuple[Tensor, Read]:
+        """And what an index is made of."""
         H, P, L = self.keys_HPL.shape
-        R, T = self.turned, len(x_TI)
-        down_TX = self.down(x_TI)
-        q_TX, latent_TL, turned_TR = torch.split(down_TX, [down_TX.shape[1] - L - R, L, R], 1)
+        R, T = self.turned, len(x_TD)
+        down_TX = self.down(x_TD)
+        made_TX, latent_TL, turned_TR, key_TI = torch.split(
+            down_TX, [down_TX.shape[1] - L - R - self.indexed, L, R, self.indexed], 1
+        )
+        q_TX = made_TX
         if self.reduced is not None:
-            q_TX = self.reduced(q_TX)
+            made_TX = self.reduced.norm(made_TX)
+            q_TX = self.reduced.queries(made_TX)
         q_THX = q_TX.view(T, H, P + R)
         latents_HTL = torch.bmm(q_THX[..., :P].transpose(0, 1), self.keys_HPL)
         heads = q_TX.new_empty(T, H + 1, 2, (L + R) // 2)
@@ -68,7 +77,7 @@ class LatentQkv:
         heads[:, :H, :, R // 2 :] = latents_HTL.view(H, T, 2, L // 2).transpose(0, 1)
         heads[:, H, :, : R // 2] = turned_TR.view(T, 2, R // 2)
         heads[:, H, :, R // 2 :] = self.norm(latent_TL).view(T, 2, L // 2)
-        return heads.flatten(1)
+        return heads.flatten(1), Read(x_TD, made_TX, key_TI)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +96,22 @@ class LatentOut:
 
 
 def around(
-    latent: Latent, *, down: Linear, reduced: Reduced | None, norm: Norm, made_XL: Tensor, out: Linear
+    latent: Latent,
+    *,
+    down: Linear,
+    reduced: Reduced | None,
+    norm: Norm,
+    made_XL: Tensor,
+    out: Linear,
+    indexed: int = 0,
 ) -> tuple[LatentQkv, LatentOut]:
-    """What stands before attention, and behind it. made: [H (P + V), L], as checkpoints have it."""
+    """What stands before attention, and behind it. made: [H (P + V), L], as checkpoints have it. indexed: see
+    LatentQkv."""
     keys_HPL, values_HVL = torch.split(made_XL.view(-1, latent.made, latent.rank), [latent.plain, latent.values], 1)
     if reduced is not None:
         reduced = replace(reduced, norm=replace(reduced.norm, eps=EPS))
     return (
-        LatentQkv(down, reduced, replace(norm, eps=EPS), keys_HPL.contiguous(), latent.turned),
+        LatentQkv(down, reduced, replace(norm, eps=EPS), keys_HPL.contiguous(), latent.turned, indexed),
         LatentOut(values_HVL.transpose(1, 2).contiguous(), out),
     )
 

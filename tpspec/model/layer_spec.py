@@ -26,7 +26,8 @@ class LayerSpec:
     """rope: which of the model's frequencies turn queries and keys here, or None. window: how many last positions a row
     sees, or None. chunked: those of its chunk of so many, up to it. head_order: of the numbers of queries' and keys'
     heads, such that rope turns a number with the one half a head away; None: as they are stored. is_global: whether its
-    heads are the shape's GlobalHeads. kept_by: the layer whose keys and values it reads, if not its own."""
+    heads are the shape's GlobalHeads. kept_by: the layer whose keys and values it reads, if not its own. chooses:
+    whether it has an indexer of its own, of a model with such."""
 
     rope: int | None
     window: int | None
@@ -34,6 +35,7 @@ class LayerSpec:
     is_global: bool = False
     kept_by: int | None = None
     chunked: bool = False
+    chooses: bool = False
 
 
 def layers_of(
@@ -60,6 +62,8 @@ def layers_of(
         layers[i] = replace(layers[i], is_global=True)
     for i, kept_by in () if shape.sharing is None else enumerate(shape.sharing.kept_by, shape.sharing.first):
         layers[i] = replace(layers[i], kept_by=kept_by)
+    for i in () if shape.indexer is None else shape.indexer.layers:
+        layers[i] = replace(layers[i], chooses=True)
     return tuple(layers)
 
 
@@ -94,8 +98,14 @@ def head_order(read: Reads, arch: Architecture, rope: Reads) -> tuple[int, ...] 
     turned = num_of_turned(read, rope)
     if turned % 2 or size % 2 or not (is_whole or 0 < turned < size):
         raise UserError(f"{read.where}: {PART} is {part}; should leave an even part of {size}, the head_dim")
+    return halves_apart(size, turned, alternate=bool(arch.alternate_rope))
+
+
+def halves_apart(size: int, turned: int, *, alternate: bool) -> tuple[int, ...]:
+    """An order of a head's numbers in which rope, that turns the first so many, turns each with the one half a head
+    away. alternate: as it is stored, it turns a number with the next."""
     halves = range(turned // 2), range(turned // 2, turned)
-    if arch.alternate_rope:
+    if alternate:
         halves = range(0, turned, 2), range(1, turned, 2)
     left = range(turned, (turned + size) // 2), range((turned + size) // 2, size)
     return (*halves[0], *left[0], *halves[1], *left[1])

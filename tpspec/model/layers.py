@@ -11,12 +11,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tpspec.model.latent import LatentQkv
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tpspec.comm.communicator import Communicator
     from tpspec.model.delta_net import Mixer
     from tpspec.model.gates import HeadGate
+    from tpspec.model.indexer import Indexer
     from tpspec.model.joint_norm import JointNorm
     from tpspec.model.late_norm import LateNorm
     from tpspec.model.linear import Linear
@@ -81,7 +84,8 @@ class Layer(MixingLayer):
     joint_norm: of queries and keys, in place of q_norm and k_norm; or None. turns_first: those two are of what rope has
     turned, not of what it turns. v_norm: of values; or None. rope: which of the model's ropes turns queries and keys;
     or None. sinks: [H] of this shard, float32; or None. gate: what attention gives is multiplied with it; or None.
-    beside: linear attention that reads the same, and is summed likewise; or None.
+    indexer: what chooses the tokens that rows attend to, here and in the layers behind it that have none, of a model
+    with such; its key is kept, too. beside: linear attention that reads the same, and is summed likewise; or None.
     """
 
     kept_by: int
@@ -96,10 +100,16 @@ class Layer(MixingLayer):
     v_norm: Norm | None = None
     sinks: Tensor | None = None
     gate: HeadGate | None = None
+    indexer: Indexer | None = None
     beside: LinearLayer | None = None
 
     def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
-        qkv_TX = self.qkv(x_TD)
+        if self.indexer is None:
+            qkv_TX = self.qkv(x_TD)
+        else:
+            assert isinstance(self.qkv, LatentQkv), "which alone makes what an index is made of"
+            qkv_TX, read = self.qkv.beside(x_TD)
+            steps.choose(self, self.indexer, read, round)
         if self.joint_norm is not None:
             assert comm is not None, "the decoder that has such layers gives it"
             qkv_TX = self.joint_norm(x_TD, qkv_TX, steps, comm)

@@ -33,7 +33,7 @@ from tpspec.model.weights import Checkpoint
 from tpspec.published import per_layer
 from tpspec.published.blocks import MIXTURE, MLP
 from tpspec.published.formats import check_unquantized
-from tpspec.published.shape import check_dtype
+from tpspec.published.shape import check_card, check_dtype
 from tpspec.topology import feeding
 from tpspec.topology.shards import whole_shard
 
@@ -91,6 +91,8 @@ class Loader(Builder):
         spec, checkpoint = read_spec(folder), Checkpoint(folder)
         check_dtype(spec.shape.model_type, str(dtype).removeprefix("torch."))
         check_unquantized(spec.shape.stored, quantize)
+        if device.type == "cuda":
+            check_card(spec.shape)
         if shard.index == 0 and spec.shape.stored is not None:
             _tell(folder, spec, dtype, quantize)
         matrices = Matrices(checkpoint, spec.shape.stored, dtype, device, quantize, adds_biases=shard.index == 0)
@@ -136,7 +138,11 @@ class Loader(Builder):
         spec, mixers = self.spec, self._mixers
         attending = [layer for layer in layers if isinstance(layer, Layer)]
         sights = {layer.kept_by: layer.sight for layer in attending}
-        kept = {index: Kept(sight.heads.num_kv, sight.heads.dim, sight.is_windowed) for index, sight in sights.items()}
+        indexed = {layer.index: layer.indexer.dim for layer in attending if layer.indexer is not None}
+        kept = {
+            index: Kept(sight.heads.num_kv, sight.heads.dim, sight.is_windowed, indexed.get(index, 0))
+            for index, sight in sights.items()
+        }
         store = KVStore(
             kept, num_slots, self.dtype, self.device, small=small_cache, num_recent=num_recent,
             keys_alone=spec.shape.latent is not None, num_positions=num_positions,
@@ -247,6 +253,7 @@ class Loader(Builder):
             v_norm=v_norm,
             sinks=attentions.sinks(inner, layer),
             gate=attentions.gate(inner, layer),
+            indexer=attentions.indexer(inner, layer),
             inputs=self._inputs(at) if shape.per_layer else None,
             parallel=shape.parallel,
             scale=self.matrices.wide(at + "layer_scalar", (1,)).item() if spec.scaled_layers else 1.0,

@@ -36,11 +36,13 @@ class Heads(NamedTuple):
 
 class Sight(NamedTuple):
     """How rows of a layer see each other. window: how many last positions a row sees, or None. chunked: those of its
-    chunk of so many, up to it."""
+    chunk of so many, up to it. chosen: how many positions a row attends to at most, which an indexer chooses among
+    those that it sees; or None."""
 
     heads: Heads
     window: int | None
     chunked: bool = False
+    chosen: int | None = None
 
     @property
     def is_windowed(self) -> bool:
@@ -67,6 +69,11 @@ class Shape:
     gate: Curve
     keys_alone: bool = False
     score_cap: float | None = None
+
+    @property
+    def chosen(self) -> int | None:
+        """Of the layers whose rows an indexer chooses for, which are all or none."""
+        return next((sight.chosen for sight in self.sights), None)
 
     @property
     def heads(self) -> frozenset[Heads]:

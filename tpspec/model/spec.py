@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tpspec.model.curves import Curve
     from tpspec.model.frequencies import Frequencies
     from tpspec.published.formats import Stored
+    from tpspec.published.indexer import Indexer
     from tpspec.published.latent import Latent
 
 
@@ -62,7 +63,7 @@ class ModelSpec:
     v_norm: bool
     score_scale: float  # of products of queries and keys
     score_cap: float | None
-    ropes: tuple[Frequencies, ...]
+    ropes: tuple[Frequencies, ...]  # the last that of an indexer, where the shape has one
     alternate_rope: bool  # see model/latent.py
 
     # Norms of rows
@@ -174,6 +175,7 @@ def resolve(config: Any, where: str, stored: Stored | None = None) -> ModelSpec:
                 for layers, rope in ropes.items()
             ),
             *([] if growth is None else [still(shape.head_dim, growth)]),
+            *([] if shape.indexer is None else [_index_rope(said, config, ropes, shape.indexer)]),
         ),
         alternate_rope=said.said(arch.alternate_rope),
         norms_weighed=arch.weighed,
@@ -229,6 +231,12 @@ def _ropes(read: Reads, arch: Architecture) -> dict[str | None, Reads]:
     if arch.own_scales:
         return {kinds: scaled(rope) for kinds, rope in ropes.items()}
     return {kinds: stretched(read, rope) for kinds, rope in ropes.items()} if arch.stretched else ropes
+
+
+def _index_rope(read: Reads, whole: Any, ropes: dict[str | None, Reads], indexer: Indexer) -> Frequencies:
+    """Attention's own, of longer heads."""
+    ((layers, rope),) = ropes.items()
+    return frequencies_of(read, whole, layers, rope, indexer.dim)
 
 
 def _eps(read: Reads, arch: Architecture) -> float:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tpspec.model.batch import Span
     from tpspec.model.delta_net import Made
     from tpspec.model.gates import HeadGate
+    from tpspec.model.indexer import Indexer, Read
     from tpspec.model.joint_norm import Columns, JointNorm
     from tpspec.model.late_norm import LateNorm
     from tpspec.model.layers import ConvLayer, Layer, LinearLayer
@@ -63,6 +64,10 @@ class Steps(Protocol):
 
     def jointly_normed(self, qkv_TX: Tensor, sums_T2: Tensor, norm: JointNorm) -> Tensor:
         """With those of all ranks; may overwrite them."""
+
+    def choose(self, layer: Layer, indexer: Indexer, read: Read, round: Any) -> None:
+        """Writes the rows' keys of the layer's index, and has it choose what they attend to, where they see more tokens
+        than that may be: in this layer, and in those behind it up to the next that chooses."""
 
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
         """Writes the rows' keys and values, if the layer keeps any, then attends: [T, H * E]."""

@@ -7,7 +7,7 @@ Shapes: T rows of the round, D hidden, H query heads and G kv heads of this shar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,10 +16,11 @@ import torch.nn.functional as F
 
 from tpspec.cache.store import as_slots
 from tpspec.model import curves
-from tpspec.model.attention import Branches, Folding, Layout, View, fused, stable
+from tpspec.model.attention import Branches, Folding, Layout, fused, stable
 from tpspec.model.delta_net import Round as StateRound
 from tpspec.model.late_norm import beside
 from tpspec.model.mlp import GAIN, MOST
+from tpspec.model.picked import Choosing
 from tpspec.model.short_conv import Round as ConvRound
 from tpspec.staged import sent
 
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
 
     from tpspec.cache.states import StateStore
     from tpspec.cache.store import KVStore, Slots
-    from tpspec.model.attention import Attend
+    from tpspec.model.attention import Attend, Seen
     from tpspec.model.batch import Span
     from tpspec.model.delta_net import Made
     from tpspec.model.gates import HeadGate
+    from tpspec.model.indexer import Indexer, Read
     from tpspec.model.joint_norm import Columns, JointNorm
     from tpspec.model.late_norm import LateNorm
     from tpspec.model.layers import ConvLayer, Layer, LinearLayer
@@ -88,15 +90,16 @@ class WithoutKernels:
 @dataclass(frozen=True, slots=True)
 class TorchRound:
     """The rows of one forward, ready for every layer. recent_slots: of layers with a window. states: of a model that
-    keeps some."""
+    keeps some. chosen: what rows attend to of the keys that an index chooses among; empty where they attend to all."""
 
     turns: list[Turns]
     slots: Slots
     recent_slots: Slots
-    views: dict[Sight, list[View | Branches]]
+    views: dict[Sight, list[Seen]]
     states: StateRound | ConvRound | None
     num_real: int
     num_rows: int
+    chosen: list[Seen] = field(default_factory=list)
 
 
 class TorchSteps(WithoutKernels):
@@ -155,6 +158,14 @@ class TorchSteps(WithoutKernels):
             x_TD = x_TD if scale == 1 else x_TD * scale
         return x_TD, x_TD if norm is None else norm(x_TD)
 
+    def choose(self, layer: Layer, indexer: Indexer, read: Read, round: TorchRound) -> None:
+        turns, views, index = round.turns[indexer.rope], round.views[layer.sight], self._store.indexes[layer.index]
+        index.write(round.slots, indexer.keys(read.key_TI, turns)[: round.num_real])
+        round.chosen.clear()
+        if any(isinstance(view, Choosing | Branches) for view in views):
+            asked = indexer.asked(read, turns)
+            round.chosen.extend(view.chosen(asked, index) for view in views)
+
     def attention(self, layer: Layer, qkv_TX: Tensor, round: TorchRound) -> Tensor:
         H, G, E = layer.sight.heads.num, layer.sight.heads.num_kv, layer.sight.heads.dim
         qkv_TXE = qkv_TX.view(round.num_rows, -1, E)
@@ -208,7 +219,7 @@ class TorchSteps(WithoutKernels):
         slots = [slot for span in spans for slot in span.own_slots(windowed=windowed)]
         return as_slots(slots, self._shape.device)
 
-    def _views(self, sight: Sight, spans: Sequence[Span], firsts: Sequence[int]) -> list[View | Branches]:
+    def _views(self, sight: Sight, spans: Sequence[Span], firsts: Sequence[int]) -> list[Seen]:
         """firsts: of each span, its first row."""
         width = self._foldings[sight.heads].width
         return [self._layout.views(span, first, sight, width) for span, first in zip(spans, firsts, strict=False)]
@@ -218,7 +229,7 @@ class TorchSteps(WithoutKernels):
         folding, scale = self._foldings[layer.sight.heads], self._shape.score_scale
         parts = [
             view.attend(self._attend, q_THE, keys, values, folding, scale, layer.sinks, self._shape.score_cap)
-            for view in round.views[layer.sight]
+            for view in round.chosen or round.views[layer.sight]
         ]
         if num_padding := round.num_rows - round.num_real:
             parts.append(parts[0].new_zeros(num_padding, parts[0].shape[1]))

@@ -262,8 +262,12 @@ def _first_mixed(read: Reads, usual: Beside) -> int:
     read.one_of("moe_layer_end_index", (-1, *_last_layer(read)), -1)
     if not usual.listed:
         return read.size(key, usual.first_layer, least=0)
-    read.one_of(key, (usual.first_layer,), usual.first_layer)
-    first = _first_sparse(read, min(usual.first_layer, read.size_if_given(NUM_LAYERS) or usual.first_layer))
+    counted = usual.first_layer
+    if usual.listed == "or counted":
+        counted = read.size(key, counted, least=0)
+    else:
+        read.one_of(key, (counted,), counted)
+    first = _first_sparse(read, min(counted, read.size_if_given(NUM_LAYERS) or counted))
     if read.config.get("mlp_only_layers") not in (None, [], [*range(first)]):  # which Laguna says besides
         raise read.refusal("mlp_only_layers", f"{[*range(first)]}, as mlp_layer_types is, or null")
     return first

@@ -50,6 +50,14 @@ COHERE = Defaults(
     always=("use_parallel_block", "use_gated_activation"),
     never=("use_qk_norm",),
 )
+DEEPSEEK = Defaults(
+    hidden=7168,
+    num_layers=61,
+    num_heads=128,
+    vocab=129280,
+    float16=False,
+    intermediate=("moe_intermediate_size", 2048),
+)
 GRANITE_MOE = Defaults(
     hidden=4096,
     num_layers=32,

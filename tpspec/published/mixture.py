@@ -6,7 +6,7 @@ Kinds of data: mixtures.py has them type by type; what is read with it is expert
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from tpspec.published.mlp_names import MlpNames
@@ -19,7 +19,8 @@ class Beside:
     dense: int
     shared: int | None  # MLPs beside the experts, each as wide as one of those
     first_layer: int = 1
-    listed: bool = False  # mlp_layer_types says which layers have experts; if not, the key for the first does
+    # mlp_layer_types says which layers have experts; if not, the key for the first does; "or": where that is left out.
+    listed: bool | Literal["or counted"] = False
     groups: tuple[int, int] | None = (1, 1)  # of experts, and how many are chosen; None: they are in one
     scale: float = 1.0
     sigmoid: bool = True

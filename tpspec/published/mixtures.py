@@ -59,6 +59,13 @@ MIXTURES = {
         norms=True,
         beside=Beside(dense=18432, shared=1, first_layer=3, groups=(8, 4), scale=2.5),
     ),
+    "deepseek_v32": Mixing(
+        DENSE,
+        count=256,
+        chosen=8,
+        norms=True,
+        beside=Beside(dense=18432, shared=1, first_layer=3, groups=(8, 4), scale=2.5, listed="or counted"),
+    ),
     "dots1": Mixing(DENSE, count=None, chosen=None, beside=Beside(dense=10944, shared=None, first_layer=0)),
     "ernie4_5_moe": Mixing(
         MlpNames("mlp", correction="mlp.moe_statics.e_score_correction_bias"),
@@ -116,6 +123,13 @@ MIXTURES = {
         beside=Beside(dense=10240, shared=1, scale=1.8, listed=True),
     ),
     "glm4v_moe_text": Mixing(DENSE, count=128, chosen=8, norms=True, beside=Beside(dense=10944, shared=1)),
+    "glm_moe_dsa": Mixing(
+        DENSE,
+        count=256,
+        chosen=8,
+        norms=True,
+        beside=Beside(dense=12288, shared=1, first_layer=3, scale=2.5, listed="or counted"),
+    ),
     "gpt_oss": Mixing(
         MlpNames("mlp", router="router", together=TOGETHER, alternate=True),
         count=128,

@@ -21,6 +21,7 @@ from tpspec.published.experts import Experts, experts_of
 from tpspec.published.formats import Stored, plain_modules
 from tpspec.published.gating import Gating, gating_of
 from tpspec.published.global_heads import GlobalHeads, global_heads_of, key_heads, query_heads
+from tpspec.published.indexer import Indexer, indexer_of
 from tpspec.published.latent import Latent, latent_of
 from tpspec.published.mixtures import channels_key, mlp_names
 from tpspec.published.mlp_names import MlpNames
@@ -55,7 +56,8 @@ class ModelShape:
     each layer besides (model/per_layer.py). num_made: of queries, keys and values, how many have matrices of their own:
     of the models of one sort of layers that `shards.by_heads` makes. max_positions: the longest text it was made for,
     however its rope is scaled; None where the config does not say. stored: how a published quantized checkpoint holds
-    its matrices; None where they are plain. blocks: see blocks.py.
+    its matrices; None where they are plain. indexer: what chooses the tokens that rows attend to, or None: they attend
+    to all. blocks: see blocks.py.
     """
 
     num_layers: int
@@ -81,6 +83,7 @@ class ModelShape:
     stored: Stored | None = None
     experts: Experts | None = None
     latent: Latent | None = None
+    indexer: Indexer | None = None
     gating: Gating | None = None
     delta_net: DeltaNet | None = None
     short_conv: ShortConv | None = None
@@ -156,6 +159,7 @@ class ModelShape:
             stored=stored_as(config, where),
             experts=experts,
             latent=latent,
+            indexer=indexer_of(read, model_type, num_layers, latent),
             gating=gating_of(read, model_type),
             delta_net=delta_net_of(read, model_type, num_layers, hidden, blocks),
             short_conv=short_conv_of(read, model_type, num_layers, hidden),
@@ -241,6 +245,16 @@ class ModelShape:
         return self.num_layers if self.sharing is None else self.sharing.first
 
     @property
+    def keepers(self) -> dict[int, int]:
+        """Of each layer that attends to what another keeps, or has chosen, that one."""
+        if self.sharing is not None:
+            return dict(enumerate(self.sharing.kept_by, self.sharing.first))
+        if self.indexer is None:
+            return {}
+        chosen_by = {layer: self.indexer.chooser(layer) for layer in range(self.num_layers)}
+        return {layer: chooser for layer, chooser in chosen_by.items() if layer != chooser}
+
+    @property
     def summed(self) -> int:
         """Numbers of a row in an all-reduce, on average: experts may have a sum of their own beside the MLP's."""
         return self.hidden + (self.hidden // 2 if self.experts and self.experts.apart else 0)
@@ -290,6 +304,15 @@ def check_dtype(model_type: str, dtype: str) -> None:
     if dtype == "float16" and not MODEL_TYPES[model_type].float16:
         raise UserError(
             f"dtype: float16: hidden states of {model_type} grow beyond its 65,504; should be bfloat16 or float32"
+        )
+
+
+def check_card(shape: ModelShape) -> None:
+    """UserError where there are no kernels for a card of what a model does."""
+    if shape.indexer is not None:
+        raise UserError(
+            f"rows of {shape.model_type} attend to what an index chooses, of which there are no kernels for cards yet; "
+            "should run with device: cpu"
         )
 
 

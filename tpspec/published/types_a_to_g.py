@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tpspec.published import norm_names
 from tpspec.published.defaults import Defaults
-from tpspec.published.families import COHERE, GEMMA2, GEMMA4, GLM, GRANITE_MOE
+from tpspec.published.families import COHERE, DEEPSEEK, GEMMA2, GEMMA4, GLM, GRANITE_MOE
 from tpspec.published.norm_names import NormNames
 
 A_TO_G = {
@@ -71,14 +71,8 @@ A_TO_G = {
         float16=False,
         intermediate=("moe_intermediate_size", 1407),
     ),
-    "deepseek_v3": Defaults(
-        hidden=7168,
-        num_layers=61,
-        num_heads=128,
-        vocab=129280,
-        float16=False,
-        intermediate=("moe_intermediate_size", 2048),
-    ),
+    "deepseek_v3": DEEPSEEK,
+    "deepseek_v32": DEEPSEEK,
     "dots1": Defaults(
         hidden=4608,
         num_layers=62,
@@ -223,6 +217,7 @@ A_TO_G = {
         intermediate=("moe_intermediate_size", 1408),
     ),
     "glm4v_text": replace(GLM, head_dim=None, biased="always", norms=norm_names.GLM4),
+    "glm_moe_dsa": replace(DEEPSEEK, hidden=6144, num_layers=78, num_heads=64, vocab=154880),
     "gpt_oss": Defaults(
         hidden=2880,
         num_layers=36,

@@ -131,21 +131,33 @@ def _told(topology: Topology) -> int:
 
 
 def kv_bytes(shape: ModelShape, shard: Shard, dtype: str, num_tokens: int, num_recent: int = 0) -> int:
-    """Bytes of K and V that a rank keeps for num_tokens, over all layers. dtype: or int8, with a scale for each head.
+    """Bytes of K and V, and of keys of indexes, that a rank keeps for num_tokens, over all layers. dtype: or int8, with
+    a scale for each head.
 
     num_recent: tokens that layers with a window keep, where that is another number.
     """
     kept = [layers for layers in by_heads(shape, shard) if layers.keep]
-    return sum(_kv_bytes(layers, dtype, num_tokens, num_recent) for layers in kept)
+    of_indexes = sum(_index_bytes(layers.shape, dtype, num_tokens) for layers in kept)
+    return of_indexes + sum(_kv_bytes(layers, dtype, num_tokens, num_recent) for layers in kept)
 
 
 def _kv_bytes(layers: Layers, dtype: str, num_tokens: int, num_recent: int) -> int:
     """Of what layers attend to."""
     one, own, _ = layers
-    head = one.head_dim + 4 if dtype == "int8" else one.head_dim * DTYPE_BYTES[dtype]
+    head = _head_bytes(one.head_dim, dtype)
     saved = one.num_windowed * (num_tokens - num_recent) if num_recent else 0
     tensors = 2 if one.latent is None else 1
     return tensors * len(own.kv_heads) * head * (one.num_layers * num_tokens - saved)
+
+
+def _index_bytes(one: ModelShape, dtype: str, num_tokens: int) -> int:
+    """Of the keys of layers' indexes, which every rank keeps whole."""
+    return 0 if one.indexer is None else _head_bytes(one.indexer.dim, dtype) * one.num_layers * num_tokens
+
+
+def _head_bytes(dim: int, dtype: str) -> int:
+    """Of a token."""
+    return dim + 4 if dtype == "int8" else dim * DTYPE_BYTES[dtype]
 
 
 def state_bytes(shape: ModelShape, shard: Shard, dtype: str, states: States) -> int:
@@ -172,18 +184,27 @@ def _states(shape: ModelShape, shard: Shard) -> int:
 
 
 def kv_bytes_read(shape: ModelShape, shard: Shard, dtype: str, context: int) -> int:
-    """Bytes of K and V that a token behind `context` others reads on a rank; and of states, which are written, too."""
+    """Bytes of K and V that a token behind `context` others reads on a rank, and of keys of indexes; and of states,
+    which are written, too."""
+    layers, seen = by_heads(shape, shard), _num_seen(shape, context)
     recent = min(context, shape.window or context)
-    read = sum(_kv_bytes(layers, dtype, context, recent) for layers in by_heads(shape, shard))
+    read = sum(_kv_bytes(one, dtype, seen, recent) + _index_bytes(one.shape, dtype, context) for one in layers)
     return read + 2 * WIDE_BYTES * _states(shape, shard)
 
 
 def num_attended(shape: ModelShape, shard: Shard, context: int) -> int:
-    """What a rank multiplies for a row behind `context` others: queries with keys, and odds with values; and states,
-    with a key, with a query, and as they are written."""
+    """What a rank multiplies for a row behind `context` others: queries with keys, and odds with values; queries of
+    indexes with keys of these; and states, with a key, with a query, and as they are written."""
+    layers, seen = by_heads(shape, shard), _num_seen(shape, context)
     beyond = context - min(context, shape.window or context)
     numbers = sum(
-        len(own.heads) * one.head_dim * (one.num_layers * context - one.num_windowed * beyond)
-        for one, own, _ in by_heads(shape, shard)
+        len(own.heads) * one.head_dim * (one.num_layers * seen - one.num_windowed * beyond) for one, own, _ in layers
     )
-    return 2 * numbers + 3 * _states(shape, shard)
+    indexes = [(one.indexer, one.num_layers) for one, _, _ in layers if one.indexer is not None]
+    scored = sum(indexer.num_heads * indexer.dim * num_layers * context for indexer, num_layers in indexes)
+    return 2 * numbers + scored + 3 * _states(shape, shard)
+
+
+def _num_seen(shape: ModelShape, context: int) -> int:
+    """Of so many tokens, those that a row attends to in layers without a window."""
+    return context if shape.indexer is None else min(context, shape.indexer.chosen)

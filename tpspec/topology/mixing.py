@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from tpspec.published.indexer import KEY, MODULE, QUERIES
 from tpspec.published.latent import LATENT, MADE, REDUCED
 from tpspec.published.places import Fused, Place, all_of, below, heads_of, numbers_of, rows_of, summed
 from tpspec.published.short_conv import IN, OUT, PARTS
@@ -82,13 +83,26 @@ def out(shape: ModelShape, shard: Shard, at: str) -> Fused:
 
 
 def latents(shape: ModelShape, latent: Latent, shard: Shard, at: str) -> list[Fused]:
-    """Of queries, or of what those are made of by another, and of the whole latent, which every rank makes."""
+    """Of queries, or of what those are made of by another, and of the whole latent, which every rank makes; and of an
+    indexer, whole as well, behind them.
+
+    Ranks that choose tokens apart choose the same, for they multiply the same numbers with the same matrices, none of
+    which is beside some that another rank has not. Where unlike cards sum in another order, a token on the edge may be
+    attended to by the heads of one rank and not by those of another: either is a choice of the indexer's, and what is
+    summed over ranks is the same on all of them all the same.
+    """
     width, size = latent.queries or shape.hidden, latent.cached
     queries = heads_of(at + latent.query_name, shard.heads, shape.num_heads, latent.head_dim, width)
     cached = rows_of(at + LATENT, range(size), size, shape.hidden)
     if latent.queries is None:
         return [Fused((queries, cached))]
-    return [Fused((rows_of(at + REDUCED, range(width), width, shape.hidden), cached)), Fused((queries,))]
+    reduced = rows_of(at + REDUCED, range(width), width, shape.hidden)
+    if (indexer := shape.indexer) is None:
+        return [Fused((reduced, cached)), Fused((queries,))]
+    at += f"{MODULE}."
+    key = rows_of(at + KEY, range(indexer.dim), indexer.dim, shape.hidden)
+    asked = all_of(at + QUERIES, indexer.num_heads * indexer.dim, width)
+    return [Fused((reduced, cached, key)), Fused((queries,)), asked]
 
 
 def made(shape: ModelShape, latent: Latent, shard: Shard, at: str) -> Fused:

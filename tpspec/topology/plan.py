@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tpspec.errors import OutOfMemory, UserError
 from tpspec.published.matrix_bytes import DTYPE_BYTES
-from tpspec.published.shape import shape_of
+from tpspec.published.shape import check_card, shape_of
 from tpspec.topology.balance import Capacity, balanced
 from tpspec.topology.caches import (
     States,
@@ -99,6 +99,7 @@ class _Planner:
     def __init__(self, wish: Wish) -> None:
         self.wish = wish
         self.target = shape_of(wish.model)
+        check_card(self.target)
         self.draft = None
         if wish.behind:
             check_behind(self.target)

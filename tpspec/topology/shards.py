@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tpspec.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from tpspec.published.delta_net import DeltaNet
     from tpspec.published.shape import ModelShape
@@ -93,17 +93,23 @@ class Layers(NamedTuple):
 def by_heads(shape: ModelShape, shard: Shard) -> tuple[Layers, ...]:
     """The layers with attention, in as many parts as there are sizes of their heads, and of what these are made of."""
     wide, without = shape.global_heads, shape.delta_net.alone if shape.delta_net else shape.stateful
-    sorts: dict[tuple[bool, bool], list[int]] = {}  # by whether heads are others, and whether some are kept
+    choosing: Container[int] = () if shape.indexer is None else shape.indexer.layers
+    # By whether heads are others, whether some are kept, and whether an indexer chooses among these.
+    sorts: dict[tuple[bool, bool, bool], list[int]] = {}
     for layer in shape.mixing:
         if layer not in without:
-            sorts.setdefault((wide is not None and layer in wide.layers, layer < shape.num_keeping), []).append(layer)
+            is_wide = wide is not None and layer in wide.layers
+            sorts.setdefault((is_wide, layer < shape.num_keeping, layer in choosing), []).append(layer)
     return tuple(of_one_sort(shape, shard, *sort, tuple(which)) for sort, which in sorts.items())
 
 
-def of_one_sort(shape: ModelShape, shard: Shard, is_wide: bool, keeps: bool, which: tuple[int, ...] = ()) -> Layers:
-    """Those layers. is_wide: whether their heads are the model's global_heads; keeps: see Layers.keep."""
+def of_one_sort(
+    shape: ModelShape, shard: Shard, is_wide: bool, keeps: bool, chooses: bool, which: tuple[int, ...] = ()
+) -> Layers:
+    """Those layers. is_wide: whether their heads are the model's global_heads; keeps: see Layers.keep; chooses: whether
+    they have an indexer of their own."""
     one = replace(shape, num_layers=len(which), delta_net=None, short_conv=None, global_heads=None, sharing=None,
-                  blocks=())  # fmt: skip
+                  indexer=shape.indexer if chooses else None, blocks=())  # fmt: skip
     if shape.global_heads is not None:  # which all have that see everything
         one = replace(one, num_windowed=0 if is_wide or shape.window is None else len(which))
     if shape.global_heads is not None and is_wide:

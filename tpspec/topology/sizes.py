@@ -53,8 +53,10 @@ def _held(shape: ModelShape, shard: Shard, dtype: str, quantize: str | None) -> 
 def last_layer(shape: ModelShape) -> ModelShape:
     """Of one more layer like a model's last, that drafts for it: a model of that layer."""
     experts = None if shape.experts is None else replace(shape.experts, first_layer=0, every=1)
-    return replace(shape, num_layers=1, num_windowed=min(1, shape.num_windowed), experts=experts, delta_net=None,
-                   short_conv=None, global_heads=None, sharing=None, per_layer=0, stored=None, blocks=())  # fmt: skip
+    indexer = None if shape.indexer is None else replace(shape.indexer, layers=frozenset({0}))
+    return replace(shape, num_layers=1, num_windowed=min(1, shape.num_windowed), experts=experts, indexer=indexer,
+                   delta_net=None, short_conv=None, global_heads=None, sharing=None, per_layer=0, stored=None,
+                   blocks=())  # fmt: skip
 
 
 def layer_bytes(shape: ModelShape, dtype: str, quantize: str | None = None) -> int:
@@ -103,6 +105,8 @@ def _attention_bytes(layers: Layers, held: Held) -> int:
     """Of layers with attention, all of the same sizes."""
     shape, shard, which = layers
     wide = _inner_norms(shape, shard) + len(shard.heads) * _has_sinks(shape)
+    if shape.indexer is not None:  # its weights of heads, and the norm of its keys
+        wide += shape.indexer.num_heads * shape.hidden + 2 * shape.indexer.dim
     every = _within(which, f"{shape.usual.attention}.")
     matrices = _bytes_of(held, every, lambda at: mixing.attention(shape, shard, at))
     return matrices + len(which) * (wide * WIDE_BYTES + _num_made(shape, shard) * DTYPE_BYTES[held.dtype])

@@ -12,7 +12,6 @@ from typing import Literal
 
 from tpspec.errors import UserError
 from tpspec.published.shape import ModelShape
-from tpspec.published.sharing import Sharing
 from tpspec.topology.rank_paths import CHOICES
 from tpspec.topology.sublayers import Sublayers, behind, skipped
 
@@ -84,8 +83,7 @@ class Kind:
             return None
         check_thins(shape)
         found = self.thins(options, folder, shape.num_layers)
-        if shape.sharing is not None:
-            _check_kept(found, shape.sharing)
+        _check_kept(found, shape.keepers)
         return found
 
 
@@ -117,13 +115,13 @@ def check_behind(shape: ModelShape) -> None:
         )
 
 
-def _check_kept(left_out: Sublayers, sharing: Sharing) -> None:
-    """UserError where a layer that stays would attend to what nobody has written."""
-    for layer, keeper in enumerate(sharing.kept_by, sharing.first):
+def _check_kept(left_out: Sublayers, keepers: Mapping[int, int]) -> None:
+    """UserError where a layer that stays would attend to what nobody has written, or chosen. keepers: of the shape."""
+    for layer, keeper in keepers.items():
         if keeper in left_out.attention and layer not in left_out.attention:
             raise UserError(
-                f"attention of layer {keeper} is left out, and layer {layer} reads what that keeps; should both stay, "
-                "or both go"
+                f"attention of layer {keeper} is left out, and layer {layer} reads what that keeps or chooses; should "
+                "both stay, or both go"
             )
 
 

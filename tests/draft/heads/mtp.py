@@ -46,15 +46,18 @@ class Mixed(Written):
     def _layer(self, rows: Sequence[tuple[int, Tensor]]) -> Tensor:
         entered = torch.stack([self.enter(self.embedding[token], feature)[0] for token, feature in rows])
         left: list[Tensor] = []
-        hook = self.model.model.layers[0].register_forward_hook(lambda _, given, made: left.append(made))
+        hook = self.model.model.layers[0].register_forward_hook(
+            lambda _, given, made: left.append(made)
+        )  # glm_moe_dsa's tells what is chosen, too
         self.model(inputs_embeds=entered[None])
         hook.remove()
-        return left[0][0, -1]
+        (made,) = left
+        return (made[0] if isinstance(made, tuple) else made)[0, -1]
 
 
 def glm(folder: Path, alone: Path, kind: str = "glm4_moe", seed: int = 5) -> Written:
     """GLM-4.5 and others whose layer has experts. alone: for a model that has no other."""
-    listed = kind == "glm4_moe_lite"
+    listed = kind in ("glm4_moe_lite", "glm_moe_dsa")
     tiny(kind, alone, seed=seed, num_hidden_layers=1, **{
         "mlp_layer_types" if listed else "first_k_dense_replace": ["sparse"] if listed else 0
     })  # fmt: skip

@@ -188,6 +188,8 @@ class CardSteps:
         )  # fmt: skip
         return qkv_TX
 
+    def choose(self, *_: object) -> None: ...  # of models that no card runs yet: loader.py refuses them
+
     def attention(self, layer: Layer, qkv_TX: Tensor, round: Any) -> Tensor:
         if layer.sight.heads in self._placed_by_attention and layer.kept_by == layer.index:
             return self._attended(layer.sight, layer.kept_by, layer.sinks, qkv_TX, layer)
