@@ -25,6 +25,7 @@ Array = npt.NDArray[Any]
 Tensors = dict[str, torch.Tensor]
 PROJECTIONS = (
     *("q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),
+    *("indexer.wq_b", "indexer.wk"),
     *("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "c_fc", "c_fc_0", "c_fc_1", "c_proj"),
     *("query_key_value", "dense", "fc1", "fc2"),
     *("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "in_proj", "out_proj", "fc1_latent_proj", "fc2_latent_proj"),

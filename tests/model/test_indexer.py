@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tpspec.model.decoder import Decoder
 from tpspec.model.indexer import best
 from tpspec.model.loader import Loader
 from tpspec.model.spec import read_spec
+from tpspec.model.weights import Checkpoint
 from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
 from tpspec.topology.caches import kv_bytes
@@ -154,11 +156,19 @@ def test_what_is_planned_for_an_index_is_what_it_takes(quantize: Any, folders: d
         assert sum(map(held, parts)) == weight_bytes(shape, shard, "bfloat16", quantize)
 
 
-def test_an_index_is_read_out_of_floats_of_8_bits(folders: dict[str, Path], tmp_path: Path) -> None:
-    """In blocks, as both models are published, and the weights of its heads plain beside them. Stands against codes
-    that are taken for weights, or rows put in another order than the scales of their blocks."""
+@pytest.mark.parametrize("weights", [(), ("indexer.weights_proj",)], ids=["plain weights", "all"])
+@pytest.mark.parametrize("block", [(16, 24), (24, 32)], ids=str)
+def test_an_index_is_read_out_of_floats_of_8_bits(
+    block: tuple[int, int], weights: tuple[str, ...], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """In blocks, as both models are published. Stands against codes that are taken for weights, and rows put in another
+    order than the scales of their blocks."""
     folder = folders["deepseek_v32"]
-    quantized, meant = published.publish(folder, tmp_path, published.fp8((16, 24)))
+    quantized, meant = published.publish(folder, tmp_path, replace(published.fp8(block), also=weights))
+    assert all(
+        f"model.layers.0.self_attn.indexer.{name}.weight_scale_inv" in Checkpoint(quantized)
+        for name in ("wq_b", "wk", *("weights_proj" for _ in weights))
+    )
     read, due = (decoder(one).forward([Span(0, 0, IDS, ((0, 60),), 60)]) for one in (quantized, meant))
     assert (read - due).abs().max() < 1e-4
 
