@@ -61,12 +61,12 @@ def decoder(folder: Path, comm: Any = None, num_ranks: int = 1, **options: Any) 
 
 
 @settings(deadline=None)
-@given(row=st.lists(st.sampled_from([-torch.inf, -1.0, 0.0, 0.5, 2.0]), min_size=1, max_size=12), data=st.data())
+@given(row=st.lists(st.sampled_from([-torch.inf, -1.0, 0.0, 0.5, torch.inf, torch.nan]), min_size=1), data=st.data())
 def test_of_the_same_scores_the_first_are_chosen(row: list[float], data: st.DataObject) -> None:
-    """Stands against a choice among equals that another rank makes differently, and a token too many where several are
-    the last."""
+    """Stands against a choice among equals that another rank makes differently, a token too many where several are the
+    last, and one too few where a score is no number, which would end the world."""
     count = data.draw(st.integers(1, len(row)))
-    by_score = sorted(range(len(row)), key=lambda place: -row[place])  # which is stable
+    by_score = sorted(range(len(row)), key=lambda place: -row[place] if row[place] == row[place] else -torch.inf)
     assert best(torch.tensor(row), count).tolist() == sorted(by_score[:count])
 
 

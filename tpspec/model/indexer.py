@@ -74,7 +74,8 @@ def scores(q_NI: Tensor, weights_N: Tensor, key_IS: Tensor) -> Tensor:
 
 
 def best(scores_S: Tensor, count: int) -> Tensor:
-    """[count], the places of the highest, ascending."""
+    """[count], the places of the highest, ascending. What is no number is above all: attention then tells of it."""
+    scores_S = scores_S.nan_to_num(torch.inf, torch.inf, -torch.inf)
     least = scores_S.topk(count).values[-1]
     above_S, equal_S = scores_S > least, scores_S == least
     chosen_S = above_S | (equal_S & (equal_S.cumsum(0) <= count - above_S.sum()))

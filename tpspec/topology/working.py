@@ -84,6 +84,8 @@ def working_bytes(
     layers = [(one.shape.head_dim, bool(one.shape.num_windowed)) for one in by_heads(shape, shard)]
     tables = (STEPS + bool(wide)) * BLOCK_BYTES * most_blocks(num_slots) * (1 + (shape.window is not None))
     ropes = sum(head_dim * turned * (1 + windowed) for head_dim, windowed in layers)
+    if shape.indexer is not None:
+        ropes += shape.indexer.dim * turned
     made = (rows + max(wide, default=ROW_COUNTS[-1])) * _row_bytes(shape, shard, dtype)  # recordings have their own
     return logits * len(shard.vocab) + tables + ropes + made
 
