@@ -222,6 +222,7 @@ def test_an_index_that_is_not_supported_is_refused_by_its_key(
         ({"index_topk_freq": 1}, {0, 1, 2}),
         ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, {0, 2}),
         ({"index_topk_pattern": "FSF"}, {0, 2}),
+        ({"index_topk_pattern": "FSSF", "num_nextn_predict_layers": 1}, {0}),
         ({"index_topk_pattern": ["full", "shared", "shared"]}, {0}),
         ({"indexer_types": ["full", "shared", "full"], "index_topk_freq": 9}, {0, 2}),
     ],

@@ -76,7 +76,8 @@ def _layers(read: Reads, num_layers: int) -> frozenset[int]:
         return frozenset(layer for layer in range(num_layers) if max(0, layer - first + 1) % every == 0)
     said = read.config[key]
     kinds = tuple(LETTERS.get(letter, letter) for letter in said) if isinstance(said, str) else read.texts(key)
-    if len(kinds) != num_layers or set(kinds) - {FULL, SHARED} or kinds[0] != FULL:
+    # A layer behind the last, for multi-token prediction, may be told of, too.
+    if len(kinds) < num_layers or set(kinds) - {FULL, SHARED} or kinds[0] != FULL:
         right = f"{FULL} or {SHARED} for each of {num_layers} layers, not for {len(kinds)}, and {FULL} for the first"
         raise read.refusal(key, right)
-    return frozenset(layer for layer, kind in enumerate(kinds) if kind == FULL)
+    return frozenset(layer for layer in range(num_layers) if kinds[layer] == FULL)
