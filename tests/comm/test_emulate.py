@@ -56,7 +56,6 @@ def test_the_inner_time_is_part_of_it() -> None:
     comm = Emulated(Two(clock, inner_s=30e-6), STOCK, clock=clock)
     comm.all_reduce(ROW, Purpose.mlp)
     assert clock.now() == pytest.approx(54e-6, abs=1e-15)
-    assert comm.sums.inner_s == pytest.approx(30e-6)
 
 
 class Passing(Two):
@@ -82,7 +81,6 @@ def test_what_a_card_still_computes_is_not_the_links_time(verb: str, monkeypatch
     getattr(comm, verb)(x, Purpose.mlp)
     assert clock.now() == pytest.approx(1e-3 + comm.sums.link_s + comm.sums.skew_s, abs=1e-12)
     assert comm.sums.link_s > 30e-6
-    assert comm.sums.inner_s == pytest.approx(30e-6)
 
 
 def test_a_link_faster_than_the_inner_one_is_reported_as_late() -> None:

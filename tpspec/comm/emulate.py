@@ -106,14 +106,13 @@ class MonotonicClock:
 class Emulation:
     """Sums of what was emulated. link_s: by the table, dilated; skew_s: for late ranks, dilated, not in link_s.
 
-    inner_s: the inner communicator took, which is part of both. late_s: calls ended after their time, because the
-    inner communicator or the clock was slower than the link: the floor of this machine, over `calls`.
+    late_s: calls ended after their time, because the inner communicator or the clock was slower than the link: the
+    floor of this machine, over `calls`.
     """
 
     calls: int = 0
     link_s: float = 0.0
     skew_s: float = 0.0
-    inner_s: float = 0.0
     late_s: float = 0.0
 
     @property
@@ -167,7 +166,6 @@ class Emulated(InTurn):
         link_s, skew_s = link_s * self._dilation, self._link.skew_s * self._dilation
         end = begin + link_s + skew_s
         sums = self.sums
-        sums.inner_s += self._clock.now() - begin
         self._clock.wait_until(end)
         sums.late_s += self._clock.now() - end
         sums.calls += 1
