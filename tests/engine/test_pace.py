@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from tests.checkpoints import tiny
 from tests.draft.liar import Liar
 from tests.worlds import serve, topology
-from tpspec.comm.messages import Cancel, Costs, News, Submit
+from tpspec.comm.messages import Cancel, Costs, News, Submit, ToLead
 from tpspec.engine.engine import Engine
 from tpspec.engine.meter import Meter
 from tpspec.engine.pace import MOST, PROBE_ROUNDS, PROBE_TOKENS, Pace
@@ -239,6 +239,32 @@ def test_a_liar_is_silenced(target: Path) -> None:
 
     told = serve(topology(target), [Request(0, (5, 6, 7), 120)], drafter=lambda: Liar(256), begin=constant_clock)
     assert told.stats[-1].drafted < 60
+
+
+def test_drafts_cost_after_a_pause_what_they_cost_before_it(target: Path) -> None:
+    """Stands against moments of looking for drafts while nobody asks: what had been drafted faded beside them, and
+    after some minutes no draft seemed to pay."""
+    costs: list[float] = []
+
+    def noting_costs(rank: int, engine: Engine) -> None:
+        ticks, hear = count(), engine.hear
+        engine.clock = lambda: next(ticks) * 1e-3
+
+        def noted(news: News) -> list[Delta]:
+            if engine.is_idle and engine.meter.costs is not None:
+                costs.append(engine.meter.costs.draft_s)
+            return hear(news)
+
+        engine.hear = noted  # type: ignore[method-assign]
+
+    ngram = topology(target, draft={"source": "ngram", "tokens": 4})
+    messages: dict[int, list[ToLead]] = {
+        1: [Submit(Request(0, (5, 6, 7) * 9, 24))],
+        900: [Submit(Request(1, (5, 6, 7), 2))],
+    }
+    serve(ngram, messages=messages, begin=noting_costs)
+    assert len(costs) > 500
+    assert 0 < costs[-1] == costs[0]
 
 
 def test_what_passes_while_nobody_asks_is_no_time_of_a_round(target: Path) -> None:

@@ -157,9 +157,10 @@ class Engine:
 
     def gather(self) -> Gathered:
         """The lead's: trees for the next round, which the others learn as news, and who sits it out. May wait."""
-        begin = self.clock()
-        trees, held = self.host.gather([seq.id for seq in self.scheduler.ready()])
-        self._drafted(sum(map(len, trees.values())), self.clock() - begin)
+        begin, ready = self.clock(), [seq.id for seq in self.scheduler.ready()]
+        trees, held = self.host.gather(ready)
+        if ready:  # else what drafts have cost would fade while nobody wants any
+            self._drafted(sum(map(len, trees.values())), self.clock() - begin)
         return Gathered(self._worth_verifying(trees), held)
 
     def step(self, meanwhile: Callable[[], None] = lambda: None) -> list[Delta]:
