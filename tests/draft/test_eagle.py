@@ -336,6 +336,8 @@ def test_rejection_and_fixed_rows_take_heads_too(
     "sampling",
     [
         Sampling(),
+        Sampling(top_k=1),
+        Sampling(top_p=0.7),
         Sampling(temperature=0.8, seed=4),
         Sampling(temperature=0.8, top_k=5),
         Sampling(temperature=1.2, top_p=0.7),
@@ -343,7 +345,8 @@ def test_rejection_and_fixed_rows_take_heads_too(
     ],
 )
 def test_listed_ids_are_ranked_as_the_same_ids_in_a_whole_row(sampling: Sampling) -> None:
-    """By the target's id, not by the column: noise, penalties and truncation are all about ids."""
+    """By the target's id, not by the column: noise, penalties and truncation are all about ids. Where the likeliest is
+    drawn nothing is truncated: a draft for it had no other branch than that, and was said to be certain."""
     noise = torch.Generator().manual_seed(11)
     ids = torch.randperm(263, generator=noise)[:40]
     logits = torch.randn(3, 40, generator=noise) * 2

@@ -162,7 +162,7 @@ def _rank_listed(
     perturbed_TS = _perturbed(scores_TS, ids_TS, draws, noise)
     ranked: list[tuple[tuple[int, ...], list[float]]] = []
     for i, draw in enumerate(draws):
-        kept = num_kept(scores_TS[i], totals[i], False, draw.sampling)
+        kept = num_kept(scores_TS[i], totals[i], False, draw.sampling) if draw.sampling.truncates else None
         ranked.append(_ranked(None, ids_TS[i, :kept].tolist(), perturbed_TS[i, :kept].tolist(), width))
     return ranked
 
