@@ -22,6 +22,7 @@ from tpspec.topology.placement import Placement
 from tpspec.topology.plan import plan, widths
 from tpspec.topology.planned import topology_of
 from tpspec.topology.proposal import propose, yaml_of
+from tpspec.topology.rounds import round_bytes
 from tpspec.topology.shards import split, whole_shard
 from tpspec.topology.sizes import layer_bytes, num_params, weight_bytes
 from tpspec.topology.whatif import ACCEPTANCES, CONTEXT, cases, even_load
@@ -308,6 +309,13 @@ def test_no_more_cards_are_planned_than_there_are_groups_of_heads_with_a_state(t
     assert (shape.num_heads, shape.most_shards) == (6, 3)
     ranking = plan(wish("7x3090", model=str(tmp_path), draft="ngram"))
     assert {len(one.layout.shards) for one in ranking.plans} == {1, 2, 3}
+
+
+def test_whatif_sends_what_a_round_sends() -> None:
+    """Stands against a mixture's sum of its own, beside its MLP's, that took no time on the link."""
+    shape = shape_of("google/gemma-4-26B-A4B-it")
+    step = next(cases(shape, 16)).step
+    assert step.row_bytes * step.reduces == sum(round_bytes(shape, 8, 1, 2, num_logit_rows=0).values())
 
 
 def test_whatif_divides_no_latents() -> None:

@@ -65,7 +65,7 @@ def even_step(shape: ModelShape, on: Card, num_ranks: int, bits: int, over: Link
     if load.weights + load.kv > on.usable_bytes:
         return None
     loads, cards = [load] * num_ranks, [on] * num_ranks
-    return step_cost(loads, cards, shape, 2 * shape.hidden, over)
+    return step_cost(loads, cards, shape, 2 * shape.summed, over)
 
 
 def even_load(shape: ModelShape, num_ranks: int, bits: int) -> Load:
