@@ -244,6 +244,14 @@ def test_a_plan_for_cards_without_bfloat16_can_be_checked(model: str, dtype: str
     assert main(["check", str(path)]) == 0
 
 
+def test_a_drafter_on_a_card_without_bfloat16_is_not_planned_in_it() -> None:
+    """Stands against the target's cards deciding for another's: the drafter had bfloat16 on a card that has none."""
+    asked = wish("2x3090 1x2080ti")
+    best = of(plan(asked), "dedicated", 2, 4)
+    assert [asked.gpus[index].name for index in best.layout.cards] == ["3090", "3090", "2080ti"]
+    assert topology_of(asked, best).target.dtype == "float16"
+
+
 def test_a_plan_on_recalled_numbers_says_so() -> None:
     """Against a data sheet from memory taken for a measurement."""
     asked = wish("8xa10", draft="ngram")

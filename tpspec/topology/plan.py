@@ -203,7 +203,7 @@ class _Planner:
 
     def _dtype(self, layout: Layout) -> str:
         """As the cards have 16 bits; float32 where a model's numbers are too large for theirs."""
-        if all(self.wish.gpus[index].dtype == "bfloat16" for index in layout.shards):
+        if all(self.wish.gpus[index].dtype == "bfloat16" for index in layout.cards):
             return "bfloat16"
         models = [self.target] if self.draft is None or layout.placement == "none" else [self.target, self.draft]
         return "float16" if all(shape.usual.float16 for shape in models) else "float32"
