@@ -101,6 +101,12 @@ def test_a_late_follower_misses_nothing(news: News) -> None:
         sender.join()
 
 
+def test_a_follower_that_comes_to_a_lead_that_has_gone_says_so(tmp_path: Path) -> None:
+    """Stands against a traceback, and the exit code of a bug, where a lead ends before all have come."""
+    with pytest.raises(WorldFailure, match="the lead does not listen for its followers"):
+        FollowerSocketChannel(endpoint(tmp_path, 0), 1, os.getpid())
+
+
 def test_a_follower_that_is_gone_is_noticed() -> None:
     """Stands against a lead that computes a round with nobody, and waits for the time limit of a collective."""
     with closing(LeadSocketChannel(1, timeout_s=5)) as lead:

@@ -155,7 +155,8 @@ class LeadSocketChannel:
 
 
 class FollowerSocketChannel:
-    """A follower's end. spin_s: how long it looks for news before it sleeps."""
+    """A follower's end. spin_s: how long it looks for news before it sleeps. Raises WorldFailure where the lead does
+    not listen any more."""
 
     is_heard = False
 
@@ -165,7 +166,11 @@ class FollowerSocketChannel:
         self._heard: deque[News] = deque()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout_s)
-        self._socket.connect(where)
+        try:
+            self._socket.connect(where)
+        except OSError as error:
+            self._socket.close()
+            raise WorldFailure(f"the lead does not listen for its followers: {error}") from error
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
 
