@@ -94,6 +94,25 @@ def test_a_body_that_does_not_come_is_a_408(monkeypatch: pytest.MonkeyPatch) -> 
     assert refusal.value.status == 408
 
 
+def test_a_body_that_is_too_much_but_complete_is_refused_at_once() -> None:
+    """More of it was waited for: 5 s, for a sender who had sent all there was in one message."""
+
+    async def whole() -> dict:
+        if sent.is_set():
+            await asyncio.sleep(60)
+        sent.set()
+        return {"type": "http.request", "body": b'"' * (wire.MAX_QUOTES + 1), "more_body": False}
+
+    async def refused() -> int:
+        async with asyncio.timeout(wire.SWALLOW_S / 2):
+            with pytest.raises(ApiError) as refusal:
+                await wire.read_body(whole)
+        return refusal.value.status
+
+    sent = asyncio.Event()
+    assert asyncio.run(refused()) == 413
+
+
 def test_a_reader_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream whose reader sleeps would hold its pages for as long as the socket lives."""
     closed: list[str] = []

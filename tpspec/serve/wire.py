@@ -86,12 +86,13 @@ async def read_body(receive: Receive) -> bytes:
     num_bytes = num_commas = num_quotes = 0
     try:
         async with asyncio.timeout(BODY_S):
-            async for chunk in _chunks(receive):
+            coming = _chunks(receive)
+            async for chunk in coming:
                 num_bytes += len(chunk)
                 num_commas += chunk.count(b",")
                 num_quotes += chunk.count(b'"')
                 if fault := _excess(num_bytes, num_commas, num_quotes):
-                    await _swallow(receive)
+                    await _swallow(coming)
                     raise ApiError(413, f"the body {fault}", code="body_too_large")
                 chunks.append(chunk)
     except TimeoutError:
@@ -134,10 +135,10 @@ async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
             return
 
 
-async def _swallow(receive: Receive) -> None:
+async def _swallow(chunks: AsyncIterator[bytes]) -> None:
     try:
         async with asyncio.timeout(SWALLOW_S):
-            async for _ in _chunks(receive):
+            async for _ in chunks:
                 pass
     except TimeoutError:
         return
