@@ -10,12 +10,17 @@ import socket
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+
+import tpspec.serve.__main__ as serve
+from tpspec.serve.http import parse_options
+from tpspec.topology.config import load
 
 
 def _until(condition: Callable[[], object], seconds: float = 20) -> None:
@@ -45,6 +50,16 @@ def test_a_host_that_is_not_ours_is_one_line_and_exit_code_2(model_folder: Path,
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"tpspec: cannot listen on {host}:0: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_whatever_a_topology_may_say_of_serving_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A time limit above an hour was refused, and in words of an option that nobody had given."""
+    most = ["engine.timeout_s=86400", "serve.max_queued=1048576", "serve.port=65535"]
+    topology = load(Path(__file__).parents[2] / "topologies" / "cpu-2.yaml", most)
+    monkeypatch.setattr(serve, "find", lambda _: tmp_path)
+    command = serve._command(topology, Namespace(api_key_file=None, log_requests=False), None)
+    options = parse_options(command[3:])
+    assert (options.stall_s, options.max_queued, options.port) == (86400, 1048576, 65535)
 
 
 def test_a_folder_without_a_tokenizer_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from tpspec.serve.requests import Table
 from tpspec.serve.state import State
 from tpspec.serve.turnstile import Turnstile
 from tpspec.text import Text
+from tpspec.topology.config import DAY_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -221,7 +222,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--log-requests", action="store_true", help="a line of JSON for each on standard error")
     add("--max-queued", type=_between(int, 1, 1 << 20), default=128, help="more than these waiting: 429")
     add("--drain-s", type=_between(float, 0, 3600), default=30.0, help="time for open requests after SIGTERM")
-    add("--stall-s", type=_between(float, 0, 3600), default=30.0, help="silence of a busy engine: unhealthy")
+    add("--stall-s", type=_between(float, 0, DAY_S), default=30.0, help="silence of a busy engine: unhealthy")
     add("--parent", type=int, default=os.getppid(), help="the lead, whose end is ours unless it says hello and more")
     add("--launcher", type=int, help="torchrun, whose end is ours in any case")
     add("--folder", type=Path, help="made for us alone, where later leads find us; without it there are none")
