@@ -71,6 +71,12 @@ def test_ids_that_are_none_are_a_400(front, tokens: object) -> None:
     assert len(response.content) < 500
 
 
+def test_what_is_too_long_to_be_read_is_told_how_much_is_served(front) -> None:
+    """One token more than there is, it said."""
+    told = _tokenize(front, prompt="x" * 100_000).json()["error"]["message"]
+    assert told.endswith("this server takes 256, prompt and output together")
+
+
 def test_nothing_in_is_nothing_out_and_no_place_in_the_queue(front) -> None:
     before = len(front.engine.requests)
     assert _tokenize(front, prompt="").json()["tokens"] == []

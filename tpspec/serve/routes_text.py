@@ -66,7 +66,7 @@ class TextRoutes:
         body = await apart(lambda: check(TokenizeBody, parse(raw)), len(raw))
         self._check_model(body.model)
         text, cache_tokens = self._state.serving()
-        ids = await asyncio.to_thread(_ids, text, body, cache_tokens)
+        ids = await asyncio.to_thread(_ids, text, body, cache_tokens - 1)
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": cache_tokens, "tokens": ids, "token_strs": None}
         if body.return_token_strs:
             answer["token_strs"] = text.tokenizer.convert_ids_to_tokens(list(ids))
