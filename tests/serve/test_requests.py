@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.serve.conftest import HARMONY_TEMPLATE, reasoning_folder
 from tpspec.comm.messages import Cancel, Report, Stats, Submit, ToLead
 from tpspec.request import Delta, Sampling
 from tpspec.serve.metrics import Metrics
@@ -102,6 +104,24 @@ def test_drafts_beyond_a_stop_string_are_not_counted_as_accepted(table: Table, t
     assert (exchange.effort.tokens, exchange.effort.drafted, exchange.effort.accepted) == (3, 4, 3)
 
 
+def test_a_sequence_that_ends_from_outside_gives_all_that_waits(
+    table: Table, model_folder: Path, tmp_path: Path, text: Text
+) -> None:
+    """What was thought behind a beginning of a stop string was lost, and so was an echo before the first token."""
+    harmony = Text.load(reasoning_folder(model_folder, tmp_path, HARMONY_TEMPLATE))
+    said = "<|channel|>final<|message|>is it a b<|end|><|start|>assistant<|channel|>analysis<|message|>perhaps"
+    thinks = table.open([replace(ASK, stops=("bus",), is_chat=True)], harmony)
+    echoes = table.open([replace(ASK, prompt=text.encode("the bus"), echo="the bus")], text)
+    _say(table, Delta(1, harmony.encode_rendered(said)))
+    table.end_all("abort")
+    pieces = _collect(thinks)
+    assert "".join(piece.text for piece in pieces) == "is it a b"
+    assert "".join(piece.thought for piece in pieces) == "perhaps"
+    assert [(piece.text, piece.prompt, piece.finish) for piece in _collect(echoes)] == [
+        ("the bus", text.encode("the bus"), "abort")
+    ]
+
+
 def test_an_answer_that_cannot_be_read_ends_alone(table: Table, text: Text, sent: list[ToLead]) -> None:
     """One argument of a call that our reader could not read took the server down, and every answer with it."""
     broken, sound = table.open([ASK], text), table.open([ASK], text)
@@ -125,4 +145,4 @@ def test_a_silent_engine_gives_pauses_to_fill(table: Table, text: Text) -> None:
 
     pause, last = asyncio.run(two())
     assert pause is None
-    assert last == Piece(0, "", 0, "error", "gone")
+    assert last == Piece(0, "", 0, "error", "gone", prompt=ASK.prompt)

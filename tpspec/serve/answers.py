@@ -159,11 +159,12 @@ class Reader:
         ]
         return piece
 
-    def flush(self) -> str:
-        """What still waits when a text ends from outside."""
-        piece = Piece(self._index, finish="abort")
+    def end(self, reason: FinishReason, error: str | None) -> Piece:
+        """What still waits when a sequence ends from outside."""
+        piece = Piece(self._index, finish=reason, error=error)
         self._tell(piece, self._stream.flush(), is_last=True)
-        return piece.text
+        self._begin(piece)
+        return piece
 
     @property
     def _has_ended(self) -> bool:

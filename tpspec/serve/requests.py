@@ -191,7 +191,7 @@ class Table:
             self._send(message)
 
     def _fail(self, flight: Flight, reason: FinishReason, error: str | None) -> None:
-        flight.exchange.put(Piece(flight.index, flight.reader.flush(), finish=reason, error=error))
+        flight.exchange.put(flight.reader.end(reason, error))
         self._end(flight, reason)
 
     def _give_up(self, flight: Flight) -> None:
