@@ -124,6 +124,14 @@ def test_tokens_after_a_stop_string_are_not_counted(text: Text) -> None:
     assert text.decode(ids[:used], skip_special=True) == "a b,"
 
 
+def test_the_token_that_ends_a_text_stands_behind_bytes_of_no_character(text: Text) -> None:
+    """Its offset was that of the bytes before it, which are shown once the text has ended."""
+    reader = Reader(Ask((5,), 9, Sampling(), frozenset({2}), logprobs=0), text, 0)
+    begun = text.encode("日")[0]
+    piece = reader.read(Delta(1, (begun, 2), "stop", logprobs=(Logprob(-1.0), Logprob(-1.0))))
+    assert (piece.text, [one.offset for one in piece.rated]) == ("\ufffd", [0, 1])
+
+
 def test_a_prompt_begins_as_it_was_written_where_that_is_asked_for(model_folder: Path, tmp_path: Path) -> None:
     """Stands against a beginning of text told twice to who writes it himself: add_special_tokens was not heard."""
     folder = shutil.copytree(model_folder, tmp_path / "model")

@@ -139,6 +139,7 @@ class TextStream:
         if self.stopped:
             return ""
         rest = self._detokenizer.flush()
+        self.length += len(rest)
         return (rest if self._num_free >= 0 else self._finder.feed(rest)) + self._finder.flush()
 
 
