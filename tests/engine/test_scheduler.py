@@ -255,6 +255,13 @@ def test_no_more_run_than_there_are_rows() -> None:
         assert len(plan.spans) > len(ready) or not num_behind
 
 
+@pytest.mark.parametrize(("sizes", "most"), [({"max_rows": 2}, 2), ({"fixed_rows": 4}, 4), ({"max_running": 5}, 5)])
+def test_how_many_run_is_told_with_the_rows_that_there_are(sizes: dict[str, int], most: int) -> None:
+    """The server was told the topology's number. Where there were fewer rows, requests that only waited were taken for
+    those that may be why an engine was lost, and ended with them."""
+    assert scheduler(**sizes).max_running == most
+
+
 def test_admission_is_first_come_first_served() -> None:
     """Against small requests overtaking a large one for ever."""
     subject = submitted(request(0, 6), request(1, 12, 4), request(2, 1, 1), num_pages=8)

@@ -59,7 +59,7 @@ class Scheduler:
             raise ValueError(f"nothing could ever run: {self._budget} rows, {max_running} sequences")
         self._pool, self._states = pool, states or Stateless()
         self.reuse = Reuse(pool, self._states, is_on=reuses and self._states.shares)
-        self._max_running = min(max_running, self._budget)
+        self.max_running = min(max_running, self._budget)
         self._num_slots = pool.num_pages * pool.page_size
         self._max_positions = self._num_slots if max_positions is None else max_positions
         self._running: dict[int, Sequence] = {}
@@ -152,7 +152,7 @@ class Scheduler:
     def foresee(self, plan: Plan) -> list[Span]:
         """The spans of the round after this one, but for their tokens, where every text that runs goes on by one token:
         they are known before the verdicts are. Empty where they are not. Their rows have slots from now on."""
-        may_admit = self._waiting and self.num_running < self._max_running  # or who waits would wait for ever
+        may_admit = self._waiting and self.num_running < self.max_running  # or who waits would wait for ever
         if may_admit or not self._states.is_foreseen or len(plan.cases) < self.num_running:
             return []
         if any(len(span.tokens) > 1 for span in plan.spans):
@@ -248,7 +248,7 @@ class Scheduler:
         """
         admitted: list[int] = []
         copies: list[StateCopy] = []
-        while self._waiting and self.num_running < self._max_running:
+        while self._waiting and self.num_running < self.max_running:
             seq = self._waiting[0]
             headroom = min(seq.num_tokens + self._pool.page_size, seq.max_total)
             num_known = self.reuse.take(seq)

@@ -75,6 +75,11 @@ class Seat:
         return self._shard[0].max_tokens
 
     @property
+    def max_running(self) -> int:
+        """Requests that it works on at a time."""
+        return self.engine.scheduler.max_running
+
+    @property
     def engine(self) -> Engine:
         return self._shard[0].engine
 

@@ -55,8 +55,7 @@ def _run(arguments: Sequence[str] | None) -> int:
                 return seat.follow()
             warn_of_open_store(seat.world.place)
             (frontend,) = frontends
-            topology = seat.topology
-            frontend.ready(seat.max_tokens, len(topology.target.ranks), topology.serve.max_running)
+            frontend.ready(seat.max_tokens, len(seat.topology.target.ranks), seat.max_running)
             code = seat.lead(frontend)
             if code == UserError.exit_code:  # of the HTTP process, which has said why
                 _start_no_more(launcher, code)
