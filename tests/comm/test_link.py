@@ -119,6 +119,16 @@ def test_a_folder_that_was_made_for_it_says_who_listens_there_and_goes_with_it(
     assert frontend_at(folder) is None
 
 
+def test_where_one_was_killed_another_can_listen(runner: asyncio.Runner, tmp_path: Path) -> None:
+    """Where its lead was killed with it, every start of the ranks failed at a socket that was left in their folder."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as killed:
+        killed.bind(place(tmp_path))
+    link = LeadLink(tmp_path)
+    assert frontend_at(tmp_path) == os.getpid()
+    FrontendLink(place(tmp_path)).close()
+    runner.run(link.close())
+
+
 def test_messages_cut_anywhere_arrive_whole(runner: asyncio.Runner, frontend: LeadLink) -> None:
     """A stream keeps no bounds of messages: against a head that is split, or a second message lost with the first."""
     messages = [Hello(1, 0), REPORT, Ready(7, 2, 4)]

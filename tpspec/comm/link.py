@@ -120,6 +120,7 @@ class LeadLink:
         self._encoder = msgspec.msgpack.Encoder()
         self._arrived: asyncio.Queue[tuple[_Connection, ToFrontend | WorldFailure]] = asyncio.Queue()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        Path(self.endpoint).unlink(missing_ok=True)  # of one that was killed, when nobody was left to clear up
         self._listener.bind(self.endpoint)
         self._listener.listen()  # from now on a lead can connect, and is heard once we do
         self._server: asyncio.Server | None = None
