@@ -28,6 +28,7 @@ from tpspec.model.weights import Checkpoint
 from tpspec.published.shape import ModelShape
 from tpspec.request import Request, Sampling
 from tpspec.topology.caches import kv_bytes
+from tpspec.topology.report import describe
 from tpspec.topology.shards import split, whole_shard
 from tpspec.topology.sizes import weight_bytes
 
@@ -251,7 +252,11 @@ def test_a_layer_whose_tokens_another_chooses_is_not_left_without_it(folders: di
 
 
 def test_a_card_is_refused_by_name(folders: dict[str, Path]) -> None:
-    """Stands against a model that runs out of a card's memory for masks, or takes minutes for a prompt."""
+    """Stands against a model that runs out of a card's memory for masks, or takes minutes for a prompt, and a `check`
+    that finds nothing wrong with it."""
     folder = folders["glm_moe_dsa"]
     with pytest.raises(UserError, match="no kernels for cards yet; should run with device: cpu"):
         Loader.open(folder, whole_shard(ModelShape.of(folder)), torch.bfloat16, torch.device("cuda"))
+    with pytest.raises(UserError, match="no kernels for cards yet; should run with device: cpu"):
+        describe(topology(folder, device="cuda"))
+    assert describe(topology(folder, device="cpu"))

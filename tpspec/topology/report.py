@@ -12,7 +12,7 @@ from tpspec.published.checkpoint import check_name, local
 from tpspec.published.head_files import check_eagle, check_layer, check_medusa, is_assistant
 from tpspec.published.matrix_bytes import DTYPE_BYTES
 from tpspec.published.parallel import mask_of
-from tpspec.published.shape import ModelShape, shape_of
+from tpspec.published.shape import ModelShape, check_card, shape_of
 from tpspec.published.tokenizers import FILE, check_same_tokenizer
 from tpspec.topology.caches import draft_states, each_state, num_states
 from tpspec.topology.config import Topology
@@ -30,6 +30,8 @@ NO_SLICES = ("-", "-", "-", "-")
 def describe(topology: Topology) -> list[str]:
     """The lines that `check` prints."""
     shape = target_shape(topology)
+    if topology.device == "cuda":
+        check_card(shape)
     target, draft = topology.target, topology.draft
     drafter = " ".join(filter(None, (" then ".join(draft.sources), draft.own_model or draft.head)))
     return [
