@@ -42,6 +42,11 @@ class Output:
             if isinstance(error, BrokenPipeError):
                 raise Unread from error
             raise UserError(f"standard output: cannot be written: {error.strerror}") from error
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"standard output: {error.encoding} has no {error.object[error.start]!r}; should be UTF-8, "
+                "as with PYTHONIOENCODING=utf-8"
+            ) from error
 
     def _give_up(self) -> None:
         """Python tries once more when it ends, with a traceback of its own."""
