@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
 from tpspec.errors import UserError
-from tpspec.published.checkpoint import HEADS, cache_root, find, local, read_config
+from tpspec.published.checkpoint import HEADS, cache_root, find, local, read_config, tensors
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +129,9 @@ def test_a_head_may_be_in_a_file_of_torchs(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [(None, "holds no config.json"), ("{", "readable JSON"), ("[]", "JSON object")]
+    ("text", "why"),
+    [(None, "holds no config.json"), ("{", "readable JSON"), ("[" * 100_000, "readable JSON"), ("[]", "JSON object")],
+    ids=["none", "cut", "deep", "list"],
 )
 def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, why: str) -> None:
     """Against a traceback out of the JSON reader."""
@@ -137,6 +139,13 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path: Path, text: str | None,
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=why):
         read_config(tmp_path)
+
+
+def test_a_header_too_deep_to_read_counts_as_none(tmp_path: Path) -> None:
+    """Against a traceback: of other headers that cannot be read, loading tells."""
+    header = b'{"a":' * 100_000
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert tensors(tmp_path) == {}
 
 
 def test_a_head_that_ships_is_found_as_a_head_alone() -> None:

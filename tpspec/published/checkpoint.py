@@ -112,7 +112,7 @@ def _object(path: Path) -> dict[str, object] | None:
         told: object = json.loads(path.read_text(encoding="utf-8"), object_hook=_number)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(told, dict):
         raise UserError(f"{path} should hold a JSON object")
@@ -131,7 +131,7 @@ def tensors(folder: Path) -> dict[str, TensorInfo]:
     that cannot be read."""
     try:
         return {name: told for path in folder.glob("*.safetensors") for name, told in _header(path)}
-    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return {}
 
 
