@@ -110,13 +110,12 @@ class OneByOne:
         self._answer: Answer | None = None
         self._stream: Detokenizer | None = None
         self._written: list[str] = []
-        self._code = 0
 
     def receive(self, *, wait: bool) -> Sequence[ToLead]:
         if not wait:
             return []
         if not self._left:
-            return [Stop(self._code)]
+            return [Stop()]
         number, ids, num_tokens = self._left.pop()
         bound = self._options.json_schema or ""
         request = Request(number, ids, num_tokens, self._sampling, self._stop_ids(), grammar=bound)
