@@ -38,7 +38,7 @@ def head_bytes(folder: Path, target: ModelShape, dtype: str, *, is_eagle: bool) 
     own brings the target's once more, whole."""
     found, output = tensors(folder), target.vocab * target.hidden
     if is_assistant(folder):
-        return sum(path.stat().st_size for path in head_files(folder))
+        return DTYPE_BYTES[dtype] * sum(prod(tensor.shape) for tensor in found.values())
     if not found:
         return _pickled_bytes(folder, output, target.hidden, DTYPE_BYTES[dtype], is_eagle=is_eagle)
     own = {name: tensor for name, tensor in found.items() if name.startswith(IN_MODEL)} or found
