@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from safetensors import SafetensorError
 
-from tpspec.command import Parser
+from tpspec.command import Parser, ended
 from tpspec.errors import UserError
 from tpspec.published.checkpoint import cache_root
 
@@ -187,20 +187,18 @@ def _bar(progress: Progress, description: str) -> Step:
 
 
 def main() -> int:
+    return ended(_run, lambda error: sys.stderr.write(f"tpspec: error: {error}\n"))
+
+
+def _run() -> int:
     parser = Parser(prog="python -m tpspec.model.demo", description="Fetch the demo models.")
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)} (default: all)")
     parser.add_argument("--to", type=Path, metavar="DIR", help="make DIR/MODEL (default: the cache of tpspec)")
-    try:
-        options = parser.parse_args()
-        if unknown := set(options.models) - set(MODELS):
-            parser.error(f"no such demo model: {', '.join(sorted(unknown))}; there is {', '.join(MODELS)}")
-        for name in options.models or MODELS:
-            _fetch_and_say(name, options.to)
-    except UserError as error:
-        sys.stderr.write(f"tpspec: error: {error}\n")
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    options = parser.parse_args()
+    if unknown := set(options.models) - set(MODELS):
+        parser.error(f"no such demo model: {', '.join(sorted(unknown))}; there is {', '.join(MODELS)}")
+    for name in options.models or MODELS:
+        _fetch_and_say(name, options.to)
     return 0
 
 

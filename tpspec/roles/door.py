@@ -21,8 +21,8 @@ from tpspec.comm.distributed import SHARING, Place, World, join_world
 from tpspec.comm.process import keep_to_own_cores, settle
 from tpspec.comm.sockets import check_room
 from tpspec.comm.watch import Watch
+from tpspec.command import ended
 from tpspec.errors import UserError, WorldFailure
-from tpspec.output import output_in_words
 from tpspec.roles.agree import agreed, ranks_here, settled
 from tpspec.roles.fit import check_fits
 from tpspec.roles.seat import Seat, seated
@@ -60,15 +60,7 @@ def positive(text: str) -> int:
 
 def guarded(run: Callable[[], int]) -> int:
     """Runs a front door; what a user can cause ends as one line on a host's terminal instead of a traceback."""
-    try:
-        with output_in_words():
-            return run()
-    except UserError as error:
-        if str(error):  # else a process of ours has said it, or nobody wants to know
-            _tell(error)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    return ended(run, _tell)
 
 
 def _tell(error: UserError) -> None:

@@ -13,9 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tpspec.command import Parser
-from tpspec.errors import UserError
-from tpspec.output import output_in_words
+from tpspec.command import Parser, ended
 from tpspec.topology.cards import parse_gpus
 from tpspec.topology.config import load
 from tpspec.topology.here import box_here
@@ -31,16 +29,12 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    try:
-        with output_in_words():
-            options = _parser().parse_args(arguments)
-            print("\n".join(options.lines(options)))
-    except UserError as error:
-        if str(error):
-            print(error, file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
+    return ended(lambda: _run(arguments), lambda error: print(error, file=sys.stderr))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    options = _parser().parse_args(arguments)
+    print("\n".join(options.lines(options)))
     return 0
 
 
