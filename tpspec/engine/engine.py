@@ -172,7 +172,8 @@ class Engine:
         ahead, self._ahead = self._ahead, ()
         plan = self.scheduler.plan(self._trees | self._bound_trees(), self._held, ahead)
         if not plan.spans:
-            self._ended_at = None if self.is_idle else self._ended_at
+            if self.is_idle:  # what passes from now on is no time of a round
+                self._ended_at = None
             meanwhile()
             return []
         admitted = self.scheduler.running(plan.admitted)

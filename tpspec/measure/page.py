@@ -195,8 +195,7 @@ def _section(title: str, content: str) -> str:
 
 def _bars(groups: Sequence[Group], decimals: int, mark: float | None = None) -> str:
     """Groups of bars, each from the same zero, its value behind it. mark: plain decoding, a line across all."""
-    longest = max((bar.high or bar.value or 0.0 for _, bars in groups for bar in bars), default=0.0)
-    longest = max(longest, mark or 0.0)
+    longest = max((mark or 0.0, *(bar.high or bar.value or 0.0 for _, bars in groups for bar in bars)))
     drawn, y = [], 0.0
     for label, bars in groups:
         drawn.append(_text(0, y + len(bars) * BAR / 2 + 3, label))

@@ -205,9 +205,9 @@ class Layout:
         """As `view`, or `choosing`; where rows may not depend on each other, or some of a tree have a choice and others
         have none, of each path of the tree alone."""
         whole = slice(first_row, first_row + len(span.tokens))
-        is_chain = span.parents is None or span.num_chained() == len(span.tokens)
         some_choose = sight.chosen is not None and span.start < sight.chosen < span.start + len(span.tokens)
-        if span.parents is None or is_chain or not (self.fixed_rows is not None or some_choose):
+        may_part = self.fixed_rows is not None or some_choose
+        if not may_part or span.parents is None or span.num_chained() == len(span.tokens):
             return self._seen(span, whole, sight, fold_width)
         chains, taken, count = list[Seen](), dict[int, int](), 0
         for rows in lines(span.parents):
