@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from tpspec.cache.store import Kept, KVStore
+from tpspec.cache.store import KVStore
 from tpspec.draft.texts import FED, OverTexts, slots_at_end
 from tpspec.model.batch import Span
 from tpspec.model.graphs import Forward
@@ -103,10 +103,8 @@ class EagleRun(OverTexts):
     def __init__(self, head: Head, vocab: int, num_slots: int, num_positions: int | None = None) -> None:
         super().__init__(head.project, head.shape.dtype, head.shape.device)
         self.vocab = vocab
-        shape, heads = head.shape, head.layer.sight.heads
+        shape, kept = head.shape, {head.layer.index: head.layer.kept}
         self._head = head
-        indexer = head.layer.indexer
-        kept = {head.layer.index: Kept(heads.num_kv, heads.dim, index_dim=0 if indexer is None else indexer.dim)}
         self.store = KVStore(
             kept, num_slots, shape.dtype, shape.device, keys_alone=shape.keys_alone, num_positions=num_positions
         )

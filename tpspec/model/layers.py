@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tpspec.cache.store import Kept
 from tpspec.model.latent import LatentQkv
 
 if TYPE_CHECKING:
@@ -102,6 +103,12 @@ class Layer(MixingLayer):
     gate: HeadGate | None = None
     indexer: Indexer | None = None
     beside: LinearLayer | None = None
+
+    @property
+    def kept(self) -> Kept:
+        """Of a token, by this layer or by the one whose keys and values it reads."""
+        heads, index_dim = self.sight.heads, 0 if self.indexer is None else self.indexer.dim
+        return Kept(heads.num_kv, heads.dim, self.sight.is_windowed, index_dim)
 
     def mixed(self, x_TD: Tensor, steps: Steps, round: Any, comm: Communicator | None = None) -> Tensor:
         if self.indexer is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tpspec.cache.store import Kept, KVStore
+from tpspec.cache.store import KVStore
 from tpspec.comm.communicator import OneRank
 from tpspec.model.architecture import FINAL_NORM
 from tpspec.model.attentions import Attentions
@@ -138,11 +138,7 @@ class Loader(Builder):
         spec, mixers = self.spec, self._mixers
         attending = [layer for layer in layers if isinstance(layer, Layer)]
         sights = {layer.kept_by: layer.sight for layer in attending}
-        indexed = {layer.index: layer.indexer.dim for layer in attending if layer.indexer is not None}
-        kept = {
-            index: Kept(sight.heads.num_kv, sight.heads.dim, sight.is_windowed, indexed.get(index, 0))
-            for index, sight in sights.items()
-        }
+        kept = {layer.kept_by: layer.kept for layer in attending}
         store = KVStore(
             kept, num_slots, self.dtype, self.device, small=small_cache, num_recent=num_recent,
             keys_alone=spec.shape.latent is not None, num_positions=num_positions,
